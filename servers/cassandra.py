@@ -105,6 +105,9 @@ class NodeSettings:
     :param commitlog_compressor: compressor of the commit log, for example `LZ4Compressor`; None: plain.
     :param commitlog_encryption: if given, the commit log is encrypted.
     :param cdc_total_mib: size of `cdc_raw`, in MiB, from which Cassandra refuses writes to tables with `cdc`.
+    :param cdc_on_repair: whether rows that other nodes stream to this one (repair, bootstrap, decommission) are logged
+        for CDC; 5.0 only.
+    :param properties: further system properties of Java, for example `cassandra.replace_address_first_boot`.
     :param authenticator: `allow`: clients need no login; `password`: roles and permissions, at first only `SUPERUSER`.
     :param client_tls: if given, clients must use TLS.
     :param client_certificates: with `client_tls`: clients must show a certificate as well.
@@ -130,6 +133,8 @@ class NodeSettings:
     commitlog_compressor: str | None = None
     commitlog_encryption: CommitLogEncryption | None = None
     cdc_total_mib: int = 1024
+    cdc_on_repair: bool = True
+    properties: tuple[tuple[str, str], ...] = ()
     authenticator: Literal["allow", "password"] = "allow"
     client_tls: Certificates | None = None
     client_certificates: bool = False
@@ -285,6 +290,7 @@ def server_command(folder: Path, settings: NodeSettings, jars: Path) -> list[str
         "cassandra.ring_delay_ms": "10000" if asks_seeds else "1000",
         "cassandra.skip_wait_for_gossip_to_settle": "0",
         "cassandra.superuser_setup_delay_ms": "0",
+        **dict(settings.properties),
     }
     return [
         str(find_java_home() / "bin" / "java"),
@@ -401,6 +407,7 @@ def version_configuration(settings: NodeSettings) -> dict[str, Any]:
     if settings.version == "5.0":
         keys |= {
             "storage_compatibility_mode": settings.compatibility,
+            "cdc_on_repair_enabled": settings.cdc_on_repair,
             "native_transport_timeout": f"{REQUEST_SECONDS}s",
         }
     return keys

@@ -23,13 +23,16 @@ ACQUAINTED_SECONDS = 60
 
 
 @contextmanager
-def three_nodes(folder: Path, cache: Path, first: int, **settings: Any) -> Iterator[list[CassandraNode]]:
+def three_nodes(
+    folder: Path, cache: Path, first: int, datacenters: Sequence[str | None] = (None,) * 3, **settings: Any
+) -> Iterator[list[CassandraNode]]:
     """
     Start three nodes of one cluster, at 127.0.0.<first> and the next two addresses; they end with the block.
 
     :param folder: folder that holds the nodes' folders.
     :param cache: folder that keeps the jars.
     :param first: last number of the first address.
+    :param datacenters: the datacenter of each node.
     :param settings: fields of `NodeSettings`, for all nodes.
     :raises ServerError: a node does not come up, or the others do not see it as alive.
     """
@@ -37,8 +40,12 @@ def three_nodes(folder: Path, cache: Path, first: int, **settings: Any) -> Itera
     common = NodeSettings(address=f"127.0.0.{first}", cluster_name=f"ring{first}", **chosen).on_free_ports()
     common = replace(common, seeds=(common.address,))
     nodes = [
-        CassandraNode(folder / str(n), replace(common, address=f"127.0.0.{n}", jmx_port=free_port()), cache)
-        for n in range(first, first + 3)
+        CassandraNode(
+            folder / str(n),
+            replace(common, address=f"127.0.0.{n}", jmx_port=free_port(), datacenter=datacenter),
+            cache,
+        )
+        for n, datacenter in zip(range(first, first + 3), datacenters, strict=True)
     ]
     try:
         for node in nodes:
@@ -48,6 +55,20 @@ def three_nodes(folder: Path, cache: Path, first: int, **settings: Any) -> Itera
     finally:
         with ThreadPoolExecutor(len(nodes)) as pool:
             list(pool.map(CassandraNode.stop, nodes))
+
+
+def joining(nodes: list[CassandraNode], **settings: Any) -> CassandraNode:
+    """
+    Return one more node for a cluster, at the next address, as the last of its nodes; it is yet to be started.
+
+    :param nodes: the nodes of the cluster.
+    :param settings: fields of `NodeSettings` that differ from the first node's.
+    """
+    number = max(int(node.settings.address.rpartition(".")[2]) for node in nodes) + 1
+    chosen = {"address": f"127.0.0.{number}", "jmx_port": free_port(), "auto_bootstrap": True, **settings}
+    first = nodes[0]
+    nodes.append(CassandraNode(first.folder.with_name(str(number)), replace(first.settings, **chosen), first.cache))
+    return nodes[-1]
 
 
 def _wait_until_they_know_each_other(nodes: Sequence[CassandraNode]) -> None:

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,7 @@ from ringsync.steps.bootstrap.plan import load_plan
 from ringsync.streams.files import FileStream
 from ringsync.wiring import store_of
 from servers.cassandra import REQUEST_SECONDS, CassandraNode
-from servers.cluster import connected, three_nodes
-from servers.ports import free_port
+from servers.cluster import connected, joining, three_nodes
 from tests.chaos.applications import finished, started
 from tests.chaos.bootstraps import (
     change_conf,
@@ -178,10 +176,7 @@ def test_a_node_joins_before_a_killed_run_goes_on(
     committed = committed_rows(conf, bootstrap)
     assert committed < SMALL_PARTITIONS * SMALL_ROWS
 
-    joining = replace(nodes[0].settings, address="127.0.0.34", jmx_port=free_port(), auto_bootstrap=True)
-    fourth = CassandraNode(tmp_path / "34", joining, nodes[0].cache)
-    nodes.append(fourth)
-    fourth.start()
+    joining(nodes).start()
     assert finished(log, "bootstrap_scan", conf, table, "joins") == ExitCode.FATAL
     assert "nodes have joined or left since the bootstrap was planned" in scan_report(conf, "joins")["error"]
     assert committed_rows(conf, bootstrap) == committed

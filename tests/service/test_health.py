@@ -131,6 +131,18 @@ def test_the_status_shows_what_there_is_in_columns() -> None:
     assert lines[-2].split() == ["4", "–", "–", "–"]
 
 
+def test_what_is_wanted_is_told_and_is_no_problem() -> None:
+    statuses = healthy()
+    statuses["bucket_close/close"]["datacenters_left_out"] = {"dc2": ["10.1.0.1:9042", "10.1.0.2:9042"]}
+    statuses["commitlog_stage/default"]["nodes"] = {"4e5d": {**NODE, "up": False, "left": True}}
+    assert found(statuses, {}) == []
+    lines = list(status_lines(statuses, {}, NOW_S))
+    place = lines.index("not read (sync.datacenters)  nodes")
+    assert lines[place + 1].split() == ["dc2", "10.1.0.1:9042,", "10.1.0.2:9042"]
+    assert any(line.startswith("What is written there is published once a node that is read") for line in lines)
+    assert next(line for line in lines if line.startswith("10.0.0.1")).split()[1] == "left"
+
+
 def test_statuses_lie_in_the_store(tmp_path: Path) -> None:
     store = open_store(str(tmp_path))
     assert read_statuses(store) == {}
@@ -178,7 +190,7 @@ def test_nodes_whose_worker_would_read_one_folder_are_refused() -> None:
         judge_nodes(alike, settings())
     idle = raw | {"cdc_enabled": "false"}
     assert judge_nodes([Node("a:9042", raw), Node("b:9042", idle)], settings())
-    apart = [Node("a:9042", raw), Node("b:9042", raw, "b"), Node("c:9042", raw, None)]
+    apart = [Node("a:9042", raw), Node("b:9042", raw, "b"), Node("c:9042", raw, "c")]
     assert judge_nodes(apart, settings()) == ["nodes that capture changes: a:9042, b:9042, c:9042"]
 
 
@@ -222,6 +234,16 @@ def test_remarks_about_nodes() -> None:
         "warning: b:9042 has cdc_enabled: false: what only this node has is not seen",
         "warning: d:9042 refuses writes once cdc_raw holds 4096MiB (cdc_block_writes: true): docs/sync.md",
     ]
+
+
+def test_nodes_that_are_not_to_be_read_are_not_taken_for_down() -> None:
+    """The driver asks no node of another datacenter; but a ``cdc_raw`` that nobody empties fills."""
+    nodes = [Node("a:9042", CAPTURING), Node("b:9042", None, None), Node("c:9042", CAPTURING, None)]
+    told, more = judge_nodes(nodes, settings(sync={"datacenters": ["dc1"]}))
+    assert told == "nodes that capture changes: a:9042"
+    assert more.startswith("nodes that are not read (sync.datacenters): b:9042, c:9042. They need cdc_enabled: false")
+    with pytest.raises(CheckError, match="no node captures changes"):
+        judge_nodes(nodes[1:], settings())
 
 
 @pytest.mark.parametrize(("text", "ms"), [("10s", 10_000), ("1500ms", 1500), ("2m", 120_000), ("", 0), ("soon", 0)])

@@ -18,9 +18,9 @@ from ringsync.ledger.followed import end_following, followed_tables, keep_follow
 from ringsync.ledger.staging import Bucket
 from ringsync.ring.ring import Host, Replication
 from ringsync.schema.table import Column, TableSchema
-from ringsync.service.published import CLOSE, GIVE_UP_AFTER_S, LATE, Waited, wait_until_published
+from ringsync.service.published import CLOSE, GIVE_UP_AFTER_S, LATE, Seen, Waited, logs_left, wait_until_published
 from ringsync.status import LATE_ROWS, STOP_KEY
-from ringsync.steps.sync_plan import SyncPlan, SyncTable, interval_at
+from ringsync.steps.sync_plan import FormerHost, SyncPlan, SyncTable, interval_at
 from ringsync.storage.local import LocalStore
 from ringsync.streams.cursor import CursorObject
 
@@ -339,6 +339,21 @@ def test_a_node_that_is_not_read_is_named_and_not_waited_for(world: World) -> No
     world.hosts = (HOSTS[0], replace(HOSTS[1], is_read=False))
     note = "node 10.0.0.2:9042 is not read (sync.datacenters): what only it has logged does not come"
     assert world.wait() == Waited("", (note,))
+
+
+def test_a_log_is_waited_for_after_its_node_has_left_the_ring_as_long_as_it_can_be_read() -> None:
+    plan = SyncPlan(Bucket(5000, 2000), HOSTS[:1], {}, (), former=(FormerHost(HOSTS[1], 4000),))
+    well = {"clear_at_ms": 9000, "error": None, "is_read": True}
+
+    def left(**of_former: Any) -> list[str]:
+        statuses = {
+            "commitlog_stage/rack-a": {"nodes": {"a": well}},
+            "commitlog_stage/rack-b": {"nodes": {"b": well | of_former} if of_former else {}},
+        }
+        return [one.reason for one in logs_left(Seen(statuses, plan), QUEUES, 3000)]
+
+    assert left(clear_at_ms=2999) == ["the log of node 10.0.0.2:9042, which has left the ring, is not staged"]
+    assert left(clear_at_ms=3000) == left(clear_at_ms=0, is_read=False) == left() == []
 
 
 @pytest.mark.parametrize("loop", ["commitlog_stage/rack-b", CLOSE, LATE])

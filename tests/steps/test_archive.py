@@ -18,6 +18,8 @@ import pytest
 from ringsync.ledger import archive
 from ringsync.ledger.archive import READ, WAITING, ArchivedSegment, ArchiveError, archived
 from ringsync.ledger.staging import StageCommit, put_commit
+from ringsync.ring.ring import Host
+from ringsync.steps.archive import commitlog_archive
 from ringsync.steps.archive.commitlog_archive import ArchivedNode, Archiver
 from ringsync.steps.archive.raw_folder import look, total_space
 from ringsync.steps.archive.upload_pace import UploadPace
@@ -401,3 +403,18 @@ def test_uploads_keep_to_their_pace() -> None:
         pace.wait(20)
     assert now[0] == 8.0
     UploadPace(None).wait(10**12)
+
+
+def test_nodes_that_are_not_to_be_read_are_not_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No worker reaches their folders: they were named as a problem for ever, though nobody wants them read."""
+    hosts = [Host(name, f"10.0.0.{n}", 9042, name, "r1", (n,)) for n, name in enumerate(("dc1", "dc2"))]
+    monkeypatch.setattr(commitlog_archive, "connect", lambda settings: None)
+    monkeypatch.setattr(commitlog_archive, "cluster_settings", lambda settings: None)
+    monkeypatch.setattr(commitlog_archive, "read_hosts", lambda session: hosts)
+    monkeypatch.setattr(commitlog_archive, "read_settings", lambda *_: {})
+
+    def watched(*datacenters: str) -> list[str]:
+        settings: Any = SimpleNamespace(sync=SimpleNamespace(datacenters=datacenters))
+        return [node.node for node, _ in commitlog_archive._Cluster(settings).nodes(lambda node: True)]
+
+    assert (watched("dc1"), watched()) == (["dc1"], ["dc1", "dc2"])

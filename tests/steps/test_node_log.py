@@ -17,9 +17,8 @@ from ringsync.ledger.staging import Bucket, LogPart, put_commit
 from ringsync.ring.ring import Host
 from ringsync.schema.from_cql import parse_schema
 from ringsync.schema.table import TableSchema
-from ringsync.steps.stage.commitlog_stage import check_counts
 from ringsync.steps.stage.node_log import PATIENCE_MS, NodeLog
-from ringsync.steps.stage.stage_task import Staged, StageTask, StageWork, Windows, stage
+from ringsync.steps.stage.stage_task import Staged, StageTask, StageWork, Windows, check_counts, stage
 from ringsync.storage.local import LocalStore
 from tests.commitlogs.fixtures import DATA
 from tests.steps.node_logs import claimed, read_node_log

@@ -35,7 +35,7 @@ from ringsync.steps.stage import commitlog_stage, schemas, stage_task
 from ringsync.steps.stage.commitlog_stage import Stager
 from ringsync.steps.stage.node_log import PATIENCE_MS, NodeLog
 from ringsync.steps.stage.stage_task import Staged, StagedTable, StageTask, StageWork, Windows, stage
-from ringsync.steps.sync_plan import SyncPlan, SyncTable, interval_at
+from ringsync.steps.sync_plan import FormerHost, SyncPlan, SyncTable, interval_at
 from ringsync.storage.local import LocalStore
 from tests.commitlogs.fixtures import DATA
 
@@ -140,11 +140,11 @@ class Sync:
         versions = [version_of(self.store, table) for table in TABLES]
         followed = tuple(SyncTable(version, "t", True) for version in versions)
         rings = {table.keyspace: Replication("SimpleStrategy", (("", 1),)) for table in TABLES}
-
         self.hosts: tuple[Host, ...] = (HOST,)
+        self.former: tuple[FormerHost, ...] = ()
 
         def plan_of(store: Any, config: Any, session: Any, interval: Any, before: Any) -> SyncPlan:
-            return SyncPlan(interval, self.hosts, rings, followed)
+            return SyncPlan(interval, self.hosts, rings, followed, former=self.former)
 
         patch.setattr(commitlog_stage, "plan_of", plan_of)
         patch.setattr(commitlog_stage, "read_settings", lambda *_: {"cdc_enabled": "true"})

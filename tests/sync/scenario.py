@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import runpy
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -64,9 +65,12 @@ def at_one(workload: Iterator[str]) -> Iterator[str]:
     return (one for one in workload if " IF " not in one and not one.startswith("BEGIN BATCH"))
 
 
-def write(session: Any, workload: Iterator[str], count: int, give_up_s: float = 60) -> int:
+def write(
+    session: Any, workload: Iterator[str], count: int, give_up_s: float = 60, failed: Counter[str] | None = None
+) -> int:
     """Execute some statements. Who gets no answer asks again; counters that may have counted twice are no matter.
 
+    :param failed: counts the tries that failed, by kind
     :returns: how many the server did not take: an empty key, say
     """
     refused = 0
@@ -79,7 +83,9 @@ def write(session: Any, workload: Iterator[str], count: int, give_up_s: float = 
             except InvalidRequest:
                 refused += 1
                 break
-            except TROUBLES:
+            except TROUBLES as error:
+                if failed is not None:
+                    failed[type(error).__name__] += 1
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.5)

@@ -26,7 +26,7 @@ class Gap:
     :ivar since_ms: all that the node had synced at this moment was staged, ms since the epoch; 0: unknown
     :ivar found_ms: when it was missed
     :ivar tables: names of the tables that were followed then, by id
-    :ivar ranges: token ranges (start, end] that the node had replicas of
+    :ivar ranges: token ranges (start, end] that the node had replicas of; none: it has left the ring
     """
 
     node: str
@@ -52,10 +52,10 @@ class Gap:
         remedy = (
             f"Correct the replicas: {commands}" if commands else "There is no replica to correct: remove this object"
         )
+        where = f"{len(self.ranges):,} token ranges" if self.ranges else "its token ranges"
         return (
             f"{self.segment} was removed from its cdc_raw before it was read: changes that only this node had logged "
-            f"from {since} to {_time(self.found_ms)}, in {len(self.ranges):,} token ranges ({self.key}), are missing. "
-            f"{remedy}"
+            f"from {since} to {_time(self.found_ms)}, in {where} ({self.key}), are missing. {remedy}"
         )
 
 

@@ -162,7 +162,8 @@ def judge_nodes(nodes: Collection[Node], config: Config) -> list[str]:
     :raises CheckError: no node captures changes, they sync their logs too seldom for the windows, or one worker would
         read several from one folder
     """
-    asked = [node for node in nodes if node.settings is not None]
+    read = [node for node in nodes if node.queue is not None]
+    asked = [node for node in read if node.settings is not None]
     capturing = [node for node in asked if node.has_cdc]
     if not capturing:
         raise CheckError(
@@ -177,9 +178,14 @@ def judge_nodes(nodes: Collection[Node], config: Config) -> list[str]:
             f"{open_ms} ms: every change would be late. Lower commitlog_sync_period there, or raise "
             "commitlog_processor_window_count or commitlog_processor_window_interval_ms"
         )
-    _check_folders(nodes, config.sync)
+    _check_folders(read, config.sync)
     remarks = [f"nodes that capture changes: {', '.join(node.endpoint for node in capturing)}"]
-    remarks += [f"warning: {node.endpoint} is down and was not asked" for node in nodes if node.settings is None]
+    if unread := [node.endpoint for node in nodes if node.queue is None]:
+        remarks.append(
+            f"nodes that are not read (sync.datacenters): {', '.join(unread)}. They need cdc_enabled: false: nobody "
+            "empties their cdc_raw, and a node whose cdc_raw is full refuses writes to tables with cdc"
+        )
+    remarks += [f"warning: {node.endpoint} is down and was not asked" for node in read if node.settings is None]
     remarks += [
         f"warning: {node.endpoint} has cdc_enabled: false: what only this node has is not seen"
         for node in asked

@@ -15,6 +15,9 @@ from ringsync.progress import duration
 from ringsync.state.processor_error import OVERFLOW
 from ringsync.status import BOOTSTRAPS, STALE_AFTER_S, Status, age_s
 
+CLOSE = "bucket_close/close"
+"""Name of the status of the loop that closes buckets."""
+
 SCHEMA = "schema_update/schema"
 """Name of the status of the schema updater."""
 
@@ -117,7 +120,7 @@ def expected_loops(queues: Sequence[str], *, archives: bool = False) -> tuple[st
     :param archives: whether commit logs are archived: ``archive.policy`` is not off
     """
     stages = tuple(f"commitlog_stage/{queue}" for queue in queues)
-    return (*stages, "bucket_close/close", "out_of_sequence/queue", SCHEMA, *lasting_loops(queues, archives))
+    return (*stages, CLOSE, "out_of_sequence/queue", SCHEMA, *lasting_loops(queues, archives))
 
 
 def lasting_loops(queues: Sequence[str], archives: bool) -> tuple[str, ...]:

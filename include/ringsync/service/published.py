@@ -198,6 +198,12 @@ def logs_left(seen: Seen, sync: Sync, synced_ms: int) -> Iterator[Left]:
         elif int(node["clear_at_ms"]) < synced_ms:
             reason = node.get("error") or status.get("error") or f"{node.get('backlog_bytes', 0):,} bytes are left"
             yield Left(loop, f"the log of node {host.endpoint} is not staged: {reason}")
+    for former in seen.plan.former:
+        loop = f"commitlog_stage/{sync.queue_of(former.host.address, former.host.id)}"
+        node = seen.statuses.get(loop, {}).get("nodes", {}).get(former.host.id)
+        # What cannot be read is not waited for: the other replicas' logs hold the same changes.
+        if node and node.get("is_read") and int(node["clear_at_ms"]) < synced_ms:
+            yield Left(loop, f"the log of node {former.host.endpoint}, which has left the ring, is not staged")
 
 
 def archive_left(store: ObjectStore, keys: Set[str]) -> Iterator[Left]:

@@ -6,10 +6,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ringsync.progress import duration
-from ringsync.service.health import ARCHIVE, SCHEMA, DagHealth
+from ringsync.service.health import ARCHIVE, CLOSE, SCHEMA, DagHealth
 from ringsync.status import BOOTSTRAPS, Status, age_s
 
 Row = Sequence[Any]
+
+UNREAD = (
+    "What is written there is published once a node that is read has logged it: as its replica, or by a hint, a read "
+    "or a repair."
+)
+"""Said of datacenters that ``sync.datacenters`` leaves out: it is as somebody wants it, and no problem."""
 
 
 def status_lines(statuses: Mapping[str, Status], dags: Mapping[str, DagHealth], now_s: float) -> Iterator[str]:
@@ -37,6 +43,9 @@ def status_lines(statuses: Mapping[str, Status], dags: Mapping[str, DagHealth], 
         "node, state, segment, position, backlog MB, records, rows, late, errors",
         [_node(host, node) for host, node in nodes],
     )
+    if left_out := statuses.get(CLOSE, {}).get("datacenters_left_out"):
+        yield from _table("not read (sync.datacenters), nodes", [(dc, ", ".join(of)) for dc, of in left_out.items()])
+        yield f"{UNREAD}\n"
     watched = [node for status in archives.values() for node in status.get("nodes", {}).values()]
     yield from _table(
         "cdc_raw of, MB free, of MB, finished segments, archived by this run",
@@ -87,7 +96,7 @@ def _node(host: str, node: Status) -> Row:
     backlog = node.get("backlog_bytes")
     return (
         node.get("endpoint") or host,
-        "up" if node.get("up") else "down",
+        "left" if node.get("left") else "up" if node.get("up") else "down",
         node.get("segment"),
         node.get("position"),
         None if backlog is None else f"{backlog / 1e6:,.1f}",

@@ -6,7 +6,7 @@ The first process that needs ``plans/sync/<start of the interval, ms>.json`` wri
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -19,7 +19,8 @@ from ringsync.ledger.staging import Bucket
 from ringsync.ledger.table_versions import CdcBegun, TableVersionError, version_document, version_from, version_of
 from ringsync.ring.ring import Host, Replication, RingError, RingSnapshot
 from ringsync.schema.table import TableSchema
-from ringsync.storage.port import AlreadyExistsError, NotFoundError, ObjectStore
+from ringsync.steps.stage.claims import is_claimed
+from ringsync.storage.port import AlreadyExistsError, ChecksumError, NotFoundError, ObjectStore
 from ringsync.streams.files import data_topic
 
 KEPT_PLANS = 100
@@ -46,12 +47,25 @@ class SyncTable:
 
 
 @dataclass(frozen=True)
+class FormerHost:
+    """A node that has left the ring, and whose log may not be read to its end yet.
+
+    :ivar host: the node as the last plan before had it: ``up`` tells whether it was alive when it left
+    :ivar since_ms: a moment when it had left, ms since the epoch
+    """
+
+    host: Host
+    since_ms: int
+
+
+@dataclass(frozen=True)
 class SyncPlan:
     """The plan of one interval.
 
     :ivar hosts: nodes that own tokens; ``sync.datacenters`` decides whether their logs are read
     :ivar replications: replication of each keyspace that has tables
     :ivar left_out: why a table cannot be followed now, by its name
+    :ivar former: nodes that have left the ring, until their claims are given up (:mod:`ringsync.steps.stage.claims`)
     """
 
     interval: Bucket
@@ -59,11 +73,20 @@ class SyncPlan:
     replications: Mapping[str, Replication]
     tables: tuple[SyncTable, ...]
     left_out: Mapping[str, str] = field(default_factory=dict)
+    former: tuple[FormerHost, ...] = ()
 
     @property
     def read_hosts(self) -> tuple[Host, ...]:
         """The nodes whose logs are read."""
         return tuple(host for host in self.hosts if host.is_read)
+
+    def left_out_datacenters(self) -> dict[str, list[str]]:
+        """Return the addresses of the nodes whose logs are not read, by datacenter."""
+        found: dict[str, list[str]] = {}
+        for host in self.hosts:
+            if not host.is_read:
+                found.setdefault(host.datacenter, []).append(host.endpoint)
+        return found
 
     def ring(self, keyspace: str) -> RingSnapshot:
         """Return the ring with the replication of a keyspace."""
@@ -81,6 +104,7 @@ class SyncPlan:
                     for table in self.tables
                 ],
                 "left_out": dict(self.left_out),
+                "former": [asdict(former) for former in self.former],
             }
         )
 
@@ -91,9 +115,10 @@ class SyncPlan:
         # Earlier versions listed the nodes that are not read separately.
         unread = document.get("unread", ())
         hosts = ({"is_read": host["id"] not in unread, **host} for host in document["hosts"])
+        former = document.get("former", ())
         return SyncPlan(
             Bucket.parse(document["interval"]),
-            tuple(Host(**{**host, "tokens": tuple(host["tokens"])}) for host in hosts),
+            tuple(map(_host, hosts)),
             {
                 name: Replication(entry["strategy"], tuple(map(tuple, entry["factors"])))
                 for name, entry in document["replications"].items()
@@ -103,7 +128,12 @@ class SyncPlan:
                 for entry in document["tables"]
             ),
             document["left_out"],
+            tuple(FormerHost(_host(entry["host"]), entry["since_ms"]) for entry in former),
         )
+
+
+def _host(document: Mapping[str, Any]) -> Host:
+    return Host(**{**document, "tokens": tuple(document["tokens"])})
 
 
 def interval_at(moment_ms: int, length_ms: int) -> Bucket:
@@ -166,7 +196,27 @@ def make_plan(
             begun.begins(table.table_id)
         except TableVersionError as error:
             left_out[table.full_name] = str(error)
-    return SyncPlan(interval, hosts, replications, tuple(tables), left_out)
+    return SyncPlan(interval, hosts, replications, tuple(tables), left_out, _former(store, hosts, interval))
+
+
+def _former(store: ObjectStore, hosts: Collection[Host], interval: Bucket) -> tuple[FormerHost, ...]:
+    """Find the nodes that have left the ring since the newest plan, or before, and have a claim: they were read."""
+    newest = _newest_plan(store)
+    if newest is None:
+        return ()
+    known = {host.id: FormerHost(host, interval.end) for host in newest.read_hosts}
+    known |= {former.host.id: former for former in newest.former}
+    there = {host.id for host in hosts}
+    return tuple(former for node, former in known.items() if node not in there and is_claimed(store, node))
+
+
+def _newest_plan(store: ObjectStore) -> SyncPlan | None:
+    """Read the newest plan; None: there is none, or it is damaged."""
+    keys = [stat.key for stat in store.list("plans/sync/")]
+    try:
+        return SyncPlan.from_json(store.get(keys[-1])) if keys else None
+    except (NotFoundError, ChecksumError, ValueError, KeyError, TypeError):
+        return None
 
 
 def sync_table(store: ObjectStore, config: Config, table: TableSchema, known: TableVersion | None = None) -> SyncTable:

@@ -266,6 +266,22 @@ def test_damaged_sync_markers() -> None:
     assert damage.reason.startswith("zeros, and then bytes that belong to no section, at byte ")
 
 
+def test_what_a_node_had_not_synced_when_it_crashed_is_no_damage() -> None:
+    """Each crash of a node left an entry in ``processor_error``, and an alarm, until somebody discarded it."""
+    data = made()
+    at = marker_at(data, 2)
+    crashed = data[:at] + bytes(8) + data[at + 8 :]
+    found = read(crashed, completed_at=len(crashed))
+    assert (found.damages, timestamps(found)) == ([], ALL[:6])
+    assert read(crashed).damages
+    assert read(crashed, completed_at=len(crashed) - 1).damages
+    # An intact marker behind it tells that this one was there once.
+    at = marker_at(data, 1)
+    zeroed = data[:at] + bytes(8) + data[at + 8 :]
+    (damage,) = read(zeroed, completed_at=len(zeroed)).damages
+    assert damage.position == at
+
+
 @pytest.mark.parametrize("length", [1, 3, 7])
 def test_bytes_behind_the_end_that_are_no_marker(length: int) -> None:
     assert read(made(zeros=length)).damages == []

@@ -362,15 +362,32 @@ class _Walk:
             self.damages.append(Damage(self.position, length, f"{reason}; nothing behind it can be read"))
 
     def _check_rest(self, marker: int) -> None:
-        """Check that only zeros follow the last section: Cassandra fills a new segment with them."""
+        """Check that only zeros follow the last section: Cassandra fills a new segment with them.
+
+        After a crash, records follow that were never synced, under a sync marker that was never written. They are no
+        damage: Cassandra does not replay them either, so the node does not have them any more.
+        """
         rest = np.frombuffer(self._view[marker:], np.uint8)
         synced = self._wanted.until
         # After a crash Cassandra writes the size of the file into the index, even if less was synced.
-        if self._wanted.completed_at not in (None, len(self._view)):
+        has_crashed = self._wanted.completed_at == len(self._view)
+        if not has_crashed and self._wanted.completed_at is not None:
             synced = self._wanted.completed_at
         if synced is not None and self.position < synced:
             reason = f"the last section ends at position {self.position}, but by its index the segment reaches {synced}"
             self._stop(synced - self.position, f"{reason}: it was cut off or overwritten")
-        elif rest.any():
+        elif rest.any() and not (has_crashed and not self._has_marker(marker + 1)):
             first = marker + int(np.flatnonzero(rest)[0])
             self._stop(len(rest), f"zeros, and then bytes that belong to no section, at byte {first} of the file")
+
+    def _has_marker(self, start: int) -> bool:
+        """Tell whether an intact sync marker is anywhere in the rest of the file: then it was synced after all."""
+        octets = np.frombuffer(self._view[start:], np.uint8)
+        places = np.arange(start, len(self._view) - _MARKER.size + 1)
+        windows = np.lib.stride_tricks.sliding_window_view(octets, 4)[: len(places)]
+        ends = np.zeros(len(places), np.int64)
+        for number in range(4):
+            ends = ends << 8 | windows[:, number]
+        # The end that a marker names lies behind it, in the file.
+        likely = places[(ends > places) & (ends <= len(self._view))]
+        return any(_is_marker(self._view, place, self._descriptor) for place in likely.tolist())

@@ -102,13 +102,17 @@ class _Cluster:
         self._config = config
 
     def nodes(self, wants: Callable[[ArchivedNode], bool]) -> Iterator[tuple[ArchivedNode, Mapping[str, str]]]:
-        """Yield the nodes, those that are wanted with their settings, as far as they answer.
+        """Yield the nodes, those that are wanted with their settings, as far as they answer; but not those of
+        datacenters that ``sync.datacenters`` leaves out: no worker reaches their folders.
 
         :raises Exception: the cluster does not answer
         """
         session = connect(cluster_settings(self._config))
         names = ("cdc_enabled", "cdc_raw_directory", *TOTAL_SPACE)
+        datacenters = self._config.sync.datacenters
         for host in read_hosts(session):
+            if datacenters and host.datacenter not in datacenters:
+                continue
             node = ArchivedNode(host.id, host.endpoint, host.address)
             yield node, read_settings(session, host.id, names) if wants(node) else {}
 

@@ -152,8 +152,8 @@ def settle_together(
 ) -> list[Settled]:
     """Find what one pass can publish, the oldest first.
 
-    A bucket that is not read by token ranges has a pass of its own. Together with others, one of its keys could be in
-    two slices, and the replica would take only one of the two images.
+    Buckets that are not read by token ranges are in no pass with others: a key could be in two slices of it, and the
+    replica would take only one of the two images. Many together are in one pass, since a cycle has one of each table.
 
     :param ring: ring snapshot of the present plan
     :param closed_until: buckets that end then or before are closed
@@ -165,11 +165,12 @@ def settle_together(
         if rows >= most:
             break
         settled = settle(buckets[bucket], ring, now_ms, is_closed=bucket.end <= closed_until, most=most - rows)
-        if settled is not None and not settled.by_range:
-            return together or [settled]
-        if settled is not None:
-            together.append(settled)
-            rows += settled.rows
+        if settled is None:
+            continue
+        if together and together[0].by_range != settled.by_range:
+            break
+        together.append(settled)
+        rows += settled.rows
     return together
 
 

@@ -380,6 +380,7 @@ class Closer:
         return {
             "unread": dict(self._unread),
             "unread_since_ms": dict(self._unread_since_ms),
+            "datacenters_left_out": self._plan.left_out_datacenters() if self._plan else {},
             "left_out": dict(self._plan.left_out) if self._plan else {},
             "others_failed": dict(self._others_failed),
             **self._staged.problems(),

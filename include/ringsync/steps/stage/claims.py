@@ -52,6 +52,12 @@ def put_place(store: ObjectStore, node: str, place: Place) -> None:
     store.put(f"staging/nodes/{node}", json.dumps(asdict(place)).encode())
 
 
+def is_claimed(store: ObjectStore, node: str) -> bool:
+    """Tell whether a node has a claim somewhere: its log was read, and may not be read to its end yet."""
+    place = get_place(store, node)
+    return place is not None and bool(place.folder and place.token)
+
+
 def claim(store: ObjectStore, node: str, folder: Path, *, anew: bool) -> str:
     """Make sure that a node's newest claim is in this folder, and return its token; empty: it is not.
 
@@ -86,7 +92,7 @@ def may_be_first(folder: str | None, known: Place | None) -> bool:
 
 
 def release(store: ObjectStore, node: str, place: Place) -> None:
-    """Give up the claim of a node that captures nothing, and of whose log nothing was read."""
+    """Give up the claim of a node of whose log nothing more is read: it captures nothing, or has left the ring."""
     if place.folder and place.token:
         with suppress(OSError):  # without its token in the store it is old all the same
             (Path(place.folder) / f"{_PREFIX}{node}").unlink()

@@ -29,7 +29,7 @@ from ringsync.ring.ring import Host, RingError
 from ringsync.schema.table import TableSchema, UnreadableTable
 from ringsync.state.processor_error import ErrorTable
 from ringsync.steps.absent_tables import AbsentTables
-from ringsync.steps.application import Application, ExitCode, Report, StepError, spark_is_gone
+from ringsync.steps.application import Application, ExitCode, Report, spark_is_gone
 from ringsync.steps.loop import (
     Patience,
     connect_patiently,
@@ -41,10 +41,11 @@ from ringsync.steps.loop import (
 )
 from ringsync.steps.own_keyspace import create_state
 from ringsync.steps.stage.claims import Place, claim, get_place, has_claim, may_be_first, other_claims, release
+from ringsync.steps.stage.former_nodes import FormerNodes
 from ringsync.steps.stage.lost_segments import LostSegments
 from ringsync.steps.stage.node_log import NodeLog
 from ringsync.steps.stage.schemas import QueueSchemas
-from ringsync.steps.stage.stage_task import Staged, StagedTable, StageTask, StageWork, Windows
+from ringsync.steps.stage.stage_task import Staged, StagedTable, StageTask, StageWork, Windows, check_counts
 from ringsync.steps.sync_plan import SyncPlan, interval_at, plan_of
 from ringsync.storage.port import ObjectStore
 from ringsync.wiring import cluster_settings
@@ -105,6 +106,8 @@ class Stager:
         self._context = context
         self._put_errors = put_errors
         self._logs: dict[str, NodeLog] = {}
+        self._former = FormerNodes(self._store)
+        self._counts_of_former: Counter[str] = Counter()
         self._plan: SyncPlan | None = None
         self._rings: dict[str, RankedRing | None] = {}
         self._schemas = QueueSchemas(session)
@@ -145,6 +148,11 @@ class Stager:
                 self._look_for_lost(log, now_ms)
             if self._config.archive.policy != "always":  # else commitlog_archive keeps a copy, and removes them
                 log.remove_finished()
+            if log.has_left and self._former.is_over(log, now_ms, self._names()):
+                self._forget_log(log.node)
+
+    def _forget_log(self, node: str) -> None:
+        self._counts_of_former.update(self._logs.pop(node).counts)
 
     def _look_for_lost(self, log: NodeLog, now_ms: int) -> None:
         if self._plan is not None and log.is_due(now_ms) and log.error is None:
@@ -161,11 +169,14 @@ class Stager:
             plan = plan_of(self._store, self._config, self._session, newest, self._plan)
             self._versions |= {table.table_id: table.version for table in plan.tables}
             self._plan, self._rings = plan, {}
+            self._former.take(plan)
+            for node in self._logs.keys() - {host.id for host in (*plan.hosts, *self._former.hosts)}:
+                self._forget_log(node)
             self._lost.tell(*self._logs.values())
         return Windows(newest, closed_until(self._store))
 
     def _node_logs(self, now_ms: int) -> list[NodeLog]:
-        """Return the nodes of this queue to read now, without those that have left the ring.
+        """Return the nodes of this queue to read now.
 
         Only one failing node is tried at a time, after all others, and after these have had as much time as its last
         try.
@@ -178,15 +189,17 @@ class Stager:
         tried = [*well, *(failing[:1] if rested else [])]
         for host in tried:
             log = logs[host]
+            log.has_left = host.id in self._former
             if log.is_due(now_ms):
                 with log.alone(_now_ms):
-                    self._find(log)
+                    (self._former.find if log.has_left else self._find)(log)
                     if not log.is_known:
                         log.read_progress(self._store, now_ms)
         return [log for host in tried if (log := logs[host]).is_due(now_ms)]
 
     def _hosts(self) -> tuple[Host, ...]:
-        return self._plan.read_hosts if self._plan else ()
+        """Return the nodes whose logs are read: those of the ring, and those that have left it."""
+        return (*self._plan.read_hosts, *self._former.hosts) if self._plan else ()
 
     def _find(self, log: NodeLog) -> None:
         """Find where the node keeps its log for us, and claim the folder. The node is asked until it has answered, and
@@ -198,7 +211,7 @@ class Stager:
         if log.folder and not log.token:
             try:
                 log.token = claim(self._store, log.node, log.folder, anew=log.may_claim)
-                log.unclaimed = _why_unclaimed(log)
+                log.unclaimed = log.why_unclaimed()
             except OSError as error:
                 log.unclaimed = f"{error.strerror or error}: may the user of this worker write there?"
 
@@ -228,8 +241,12 @@ class Stager:
         if not has_claim(log.folder, log.node, log.token):
             why, log.token = log.unclaimed if not log.token else "its claim was removed or replaced", ""
             return f"{log.folder} is not claimed for the node: {why}"
-        endpoints = {host.id: host.endpoint for host in self._hosts()}
-        return other_claims(self._store, log.folder, names, log.node, endpoints)
+        # A node that has left the ring claims nothing that another node uses.
+        endpoints = {host.id: host.endpoint for host in self._hosts() if host.id not in self._former}
+        endpoints[log.node] = log.endpoint
+        shared = other_claims(self._store, log.folder, names, log.node, endpoints)
+        log.is_shared = shared is not None
+        return shared
 
     def _stage(self, work: Sequence[StageWork], windows: Windows) -> list[Staged]:
         nodes = {part.node for part in work}
@@ -458,31 +475,15 @@ class Stager:
     def status(self) -> dict[str, Any]:
         """Return how far each node's log is staged."""
         up = {host.id for host in self._hosts() if host.up}
-        return {log.node: {"up": log.node in up, **log.status()} for log in self._logs.values()}
+        found = {log.node: {"up": log.node in up, "left": log.has_left, **log.status()} for log in self._logs.values()}
+        for node in found:
+            if node in self._former:
+                found[node]["error"] = self._former.problem(self._logs[node])
+        return found
 
     def report(self) -> Report:
         """Return what was staged by this run."""
-        total: Counter[str] = Counter()
+        total = Counter(self._counts_of_former)
         for log in self._logs.values():
             total.update(log.counts)
         return {"queue": self._queue, "nodes": self.status(), **total}
-
-
-def _why_unclaimed(log: NodeLog) -> str:
-    if log.has_answered:
-        return "it has no claim there, and captures nothing (cdc_enabled: false)"
-    return (
-        "its claim there is gone, and it does not answer. If it never answers this worker, and the folder is its own, "
-        f"remove staging/nodes/{log.node} from the object store: the folder is then claimed again"
-    )
-
-
-def check_counts(staged: Staged, node: str) -> None:
-    """Check that every decoded row has one outcome.
-
-    :raises StepError: the counts do not reconcile
-    """
-    counts = staged.counts
-    outcomes = sum(counts[name] for name in ("staged", "late", "repeated", "of_dropped_tables", "too_old", "not_cdc"))
-    if counts["rows"] != outcomes:
-        raise StepError(f"{staged.part.segment} of {node}: {counts['rows']} rows decoded, {outcomes} accounted for")

@@ -87,6 +87,8 @@ class NodeLog:
     :ivar asked_in: interval in which it was asked last
     :ivar token: token of the node's claim to the folder; empty: the folder is not claimed
     :ivar unclaimed: why it is not claimed
+    :ivar has_left: whether the node has left the ring
+    :ivar is_shared: whether another node claims the folder, too
     :ivar unread: names of segments in the folder that are not staged whole, by id
     :ivar missed: names of segments that were unread, and are in the folder no more
     :ivar error: why the log as a whole cannot be read
@@ -119,6 +121,8 @@ class NodeLog:
     asked_in: Bucket | None = None
     token: str = ""
     unclaimed: str = ""
+    has_left: bool = False
+    is_shared: bool = False
     unread: dict[int, str] = field(default_factory=dict)
     missed: dict[int, str] = field(default_factory=dict)
     error: str | None = None
@@ -170,6 +174,15 @@ class NodeLog:
                 self.finished = {identity: at for identity, at in self.finished.items() if identity not in self.folded}
         self.is_known = True
 
+    def why_unclaimed(self) -> str:
+        """Tell why the folder has no claim of the node."""
+        if self.has_answered:
+            return "it has no claim there, and captures nothing (cdc_enabled: false)"
+        return (
+            "its claim there is gone, and it does not answer. If it never answers this worker, and the folder is its "
+            f"own, remove staging/nodes/{self.node} from the object store: the folder is then claimed again"
+        )
+
     def is_due(self, now_ms: int) -> bool:
         """Tell whether the pause after a failure is over."""
         return self.again_ms <= now_ms
@@ -220,7 +233,8 @@ class NodeLog:
             )
             return
         names = os.listdir(self.folder)
-        if not any(is_segment(name) for name in names):
+        # A node that has left the ring and ended may leave nothing but segments that were read, and removed.
+        if not self.has_left and not any(is_segment(name) for name in names):
             self.error = f"{self.folder} has no segment, though every node has one: is it the node's cdc_raw, mounted?"
             return
         self.error, self.refused = not_ours(names), what_is_refused(self.folder)

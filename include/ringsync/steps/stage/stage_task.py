@@ -30,6 +30,7 @@ from ringsync.ledger.passes import digest_halves, first_of_each
 from ringsync.ring.ranks import RankedRing
 from ringsync.schema.system_tables import system_tables
 from ringsync.schema.table import TableSchema
+from ringsync.steps.application import StepError
 from ringsync.storage.port import ObjectStore, StorageError
 from ringsync.wiring import store_of
 
@@ -355,3 +356,14 @@ def _errors(
         for damage in damages
     ]
     return pa.RecordBatch.from_pylist(described, ERROR_ROWS), len(records) - len(wanted)
+
+
+def check_counts(staged: Staged, node: str) -> None:
+    """Check that every decoded row has one outcome.
+
+    :raises StepError: the counts do not reconcile
+    """
+    counts = staged.counts
+    outcomes = sum(counts[name] for name in ("staged", "late", "repeated", "of_dropped_tables", "too_old", "not_cdc"))
+    if counts["rows"] != outcomes:
+        raise StepError(f"{staged.part.segment} of {node}: {counts['rows']} rows decoded, {outcomes} accounted for")
