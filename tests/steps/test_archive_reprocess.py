@@ -15,7 +15,7 @@ import pytest
 
 from ringsync.cluster.schema import NodeTables
 from ringsync.ledger.archive import READ, WAITING, _put_all, archived
-from ringsync.ledger.staging import StageCommit, commit_keys, get_commit, put_commit
+from ringsync.ledger.staging import StageCommit, commit_keys, decode_rows, get_commit, put_commit, read_block
 from ringsync.ledger.table_versions import CdcBegun, version_of
 from ringsync.schema.table import Schema
 from ringsync.steps.archive import archive_reprocess
@@ -256,6 +256,44 @@ def test_which_segments_have_writes_of_an_interval(of_node: Reprocessed) -> None
         True,
     ]
     assert not entry.touches(last_ms + 1, 2**62)
+
+
+@pytest.mark.parametrize("staged", [0, 400_000, 10**9])
+def test_an_entry_has_the_write_times_of_the_whole_segment(of_node: Reprocessed, staged: int) -> None:
+    """The stage may have read all of it, a part or nothing before it is archived: an interval must find it."""
+    raw, config_ = of_node.sync.segment.read_bytes(), of_node.sync.stager._config
+    config_.archive = SimpleNamespace(policy="always")
+    if staged:
+        synced = f"{staged}" if staged < len(raw) else f"{len(raw)}\nCOMPLETED"
+        index_of(of_node.sync.segment).write_text(synced)
+        assert of_node.sync.cycle().counts["rows"] > 0
+        index_of(of_node.sync.segment).write_text(f"{len(raw)}\nCOMPLETED")
+    of_node.archive()
+    of_node.read()
+    (entry,) = archived(of_node.store, READ)
+    changes = [row for key in commit_keys(of_node.store, HOST.id) for row in times(of_node.store, key)]
+    assert len(changes) > 200
+    assert (entry.first_us, entry.last_us) == (min(changes), max(changes))
+
+
+def times(store: Any, key: str) -> list[int]:
+    """The write times of the rows that a commit lists."""
+    commit = get_commit(store, key)
+    batches = [read_block(store, block.place) for block in commit.blocks]
+    batches += [decode_rows(store.get(late)) for late in commit.late]
+    return [time for batch in batches for time in batch["write_time"].to_pylist()]
+
+
+def test_an_interval_leaves_out_what_has_no_rows_of_followed_tables(
+    of_node: Reprocessed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cassandra's own tables have rows in each segment, some of them with a write time of 0."""
+    monkeypatch.setattr(of_node.sync.stager._config.sync, "follows", lambda name: False, raising=False)
+    of_node.archive()
+    counts = of_node.read()
+    assert counts["not_cdc"] == counts["rows"] == 241
+    (entry,) = archived(of_node.store, READ)
+    assert not entry.touches(0, 2**62)
 
 
 def test_what_fails_as_a_whole_holds_up_no_other(of_node: Reprocessed, monkeypatch: pytest.MonkeyPatch) -> None:

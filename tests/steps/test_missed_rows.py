@@ -314,15 +314,13 @@ class Static(Write):
         return row | {"kind": STATIC, "clustering": None, "liveness": None}
 
 
-def test_static_cells_are_told_where_no_copied_row_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def with_static(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lake:
+    """Of a table with a static column."""
     table = replace(WITH_STATIC, keyspace="shop", name="t", table_id=TABLE.table_id)
     for module in (test_close, test_bootstrap_begins_back, test_bootstrap_marks, sys.modules[__name__]):
         monkeypatch.setattr(module, "TABLE", table)
     monkeypatch.setattr(test_close, "VERSION", TableVersion.first(table))
-
-    # A SELECT shows static cells on the rows of the partition.
-    images = as_read([Row(1, 1, "r1", AT)])
-    images = images.set_column(images.schema.names.index("s"), images.schema.field("s"), pa.array(["old"]))
     lake = Lake(tmp_path)
 
     def reader(*arguments: Any, **others: Any) -> AfterReader:
@@ -330,6 +328,18 @@ def test_static_cells_are_told_where_no_copied_row_is_left(tmp_path: Path, monke
         return replace(AfterReader(*arguments, **{**others, "replica": state}), mode="replica" if state else "none")
 
     monkeypatch.setattr(test_bootstrap_marks, "AfterReader", reader)
+    return lake
+
+
+def with_static_cell(rows: Sequence[Row], text: str) -> pa.RecordBatch:
+    """What a scan reads: a SELECT shows static cells on the rows of the partition."""
+    images = as_read(rows)
+    cells = pa.array([text] * len(images))
+    return images.set_column(images.schema.names.index("s"), images.schema.field("s"), cells)
+
+
+def test_static_cells_are_told_where_no_copied_row_is_left(with_static: Lake) -> None:
+    lake, images = with_static, with_static_cell([Row(1, 1, "r1", AT)], "old")
     bootstrap(lake, "b1", images)
     cycle(lake.close)
     lake.write([Static(1, None, "new", AT + 10), Row(1, 1, None, AT + 11), Row(1, 2, "r2", AT + 12)])
@@ -339,3 +349,21 @@ def test_static_cells_are_told_where_no_copied_row_is_left(tmp_path: Path, monke
     assert newest(lake) == rows_of_replica(lake) == right == {(1, 2): "r2"}
     statics = [one["value"]["after"]["s"] for one in messages(lake) if one["value"]["after"]]
     assert statics[-1] == "new", "the newest of the partition"
+
+
+@pytest.mark.parametrize("written", [1, 2, 3])
+def test_rows_that_the_missed_changes_do_not_touch_stay(with_static: Lake, written: int) -> None:
+    """Each lookup adds a row of the partition, for its static cells: of the copies another one than of the replica."""
+    lake = with_static
+    images = with_static_cell([Row(1, seq, f"r{seq}", AT) for seq in (1, 2, 3, 4)], "old")
+    bootstrap(lake, "b1", images)
+    cycle(lake.close)
+    lake.write([Row(1, 1, "missed", AT + 10)])
+    bootstrap(lake, "b2", images)
+    lake.close.tell_missed = lambda: None  # type: ignore[method-assign]
+    lake.write([Row(1, written, "written", AT + 20)])
+    del lake.close.tell_missed
+    cycle(lake.close)
+    assert len(told_again(lake)) == 1
+    right = {(1, 1): "missed", (1, 2): "r2", (1, 3): "r3", (1, 4): "r4", (1, written): "written"}
+    assert newest(lake) == rows_of_replica(lake) == right

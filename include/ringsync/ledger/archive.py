@@ -18,6 +18,7 @@ from pathlib import Path
 import google_crc32c
 
 from ringsync.formats.commitlog.names import INDEX_SUFFIX, index_name, segment_id
+from ringsync.ledger.staging import Written
 from ringsync.storage.port import AlreadyExistsError, ChecksumError, NotFoundError, ObjectStore, StorageError
 
 WAITING, READ = "cdc/", "cdc_archive/"
@@ -46,8 +47,9 @@ class ArchivedSegment:
     :ivar began_ms: time from which its writes may be, by the node's clock: when the segment before it was written last;
         0: unknown
     :ivar ended_ms: when Cassandra wrote to it last, ms since the epoch
-    :ivar first_us: least write time in it, µs; None: it was not read yet, or has no rows
-    :ivar last_us: greatest write time in it, µs
+    :ivar first_us: least write time of its rows of followed tables, µs; None: it was not read yet, or not all of it
+        could be; greater than ``last_us``: it has no such rows
+    :ivar last_us: greatest write time of these rows, µs
     """
 
     node: str
@@ -69,27 +71,38 @@ class ArchivedSegment:
         return identity
 
     def touches(self, start_ms: int, end_ms: int) -> bool:
-        """Tell whether some of its rows may have been written in [start, end), ms since the epoch. Where no row was
-        seen yet, that may be any time until it ended: hints, late writes and ``USING TIMESTAMP`` come later."""
+        """Tell whether some of its rows may have been written in [start, end), ms since the epoch. Where they were not
+        seen, that may be any time until it ended: hints, late writes and ``USING TIMESTAMP`` come later."""
         first = 0 if self.first_us is None else self.first_us // 1000
         last = self.ended_ms if self.last_us is None else self.last_us // 1000
         return first < end_ms and last >= start_ms
 
 
 def archive_segment(
-    store: ObjectStore, node: str, file: Path, index: str, began_ms: int, now_ms: int, folder: str = WAITING
+    store: ObjectStore,
+    node: str,
+    file: Path,
+    index: str,
+    began_ms: int,
+    now_ms: int,
+    folder: str = WAITING,
+    written: Written | None = None,
 ) -> ArchivedSegment:
     """Put a finished segment into the archive. When this returns, all of it is durable; repeating it is safe.
 
     :param index: content of its ``_cdc.idx``
     :param began_ms: when the segment before it was written last; 0: unknown
     :param folder: WAITING or READ
+    :param written: write times of its rows; None: unknown
     :raises OSError: the file cannot be read
     :raises ArchiveError: the archive has another segment of this name
     """
     ended_ms = int(file.stat().st_mtime * 1000)
     data = file.read_bytes()
-    entry = ArchivedSegment(node, file.name, index, len(data), google_crc32c.value(data), began_ms, ended_ms, now_ms)
+    entry = ArchivedSegment(
+        *(node, file.name, index, len(data), google_crc32c.value(data), began_ms, ended_ms, now_ms),
+        *(written or (None, None)),
+    )
     if (there := find(store, node, file.name)) is None:
         _put_all(store, folder, entry, data)
         return entry
@@ -165,10 +178,12 @@ def read_segment(store: ObjectStore, folder: str, entry: ArchivedSegment) -> byt
     return data
 
 
-def mark_read(
-    store: ObjectStore, entry: ArchivedSegment, data: bytes, first_us: int | None, last_us: int | None
-) -> None:
-    """Move a segment that was read to ``cdc_archive/``. A kill in between leaves it in both folders: repeat it."""
+def mark_read(store: ObjectStore, entry: ArchivedSegment, data: bytes, written: Written | None) -> None:
+    """Move a segment that was read to ``cdc_archive/``. A kill in between leaves it in both folders: repeat it.
+
+    :param written: write times of its rows; None: unknown
+    """
+    first_us, last_us = written or (None, None)
     _put_all(store, READ, replace(entry, first_us=first_us, last_us=last_us), data)
     remove(store, WAITING, entry)
 

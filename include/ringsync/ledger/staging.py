@@ -24,7 +24,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import pairwise
 from typing import Any
 
@@ -36,6 +36,12 @@ from ringsync.storage.port import AlreadyExistsError, ChecksumError, NotFoundErr
 
 STAGED_ROWS = CHANGE_ROWS.append(pa.field("node", pa.string()))
 """Schema of staged rows: change rows with the host id of the node whose log they come from."""
+
+Written = tuple[int, int]
+"""Least and greatest write time of rows, µs."""
+
+NOTHING: Written = (0, -1)
+"""There are no rows."""
 
 _BUCKET = re.compile(r"(\d{1,16})-(\d{1,10})")
 _COMMIT = re.compile(r"/\d{12}\.json$")
@@ -136,6 +142,8 @@ class StageCommit:
         (:mod:`ringsync.ledger.finished_segments`)
     :ivar counts: numbers of records and rows by outcome
     :ivar late: keys of files of late rows
+    :ivar written: write times of the followed rows of each segment in ``ends`` and ``finished``; those that were not
+        read from their beginning, or not all of which could be decoded, are missing
     :ivar followed: whether the next commit was made; it may be removed by now
     :ivar whole_at_ms: all that was synced at this moment is in earlier commits; 0: unknown
     """
@@ -151,6 +159,7 @@ class StageCommit:
     late: tuple[str, ...] = ()
     followed: bool = False
     whole_at_ms: int = 0
+    written: Mapping[int, Written] = field(default_factory=dict)
 
     @property
     def key(self) -> str:
@@ -219,9 +228,10 @@ def _commit_of(document: dict[str, Any]) -> StageCommit:
         {int(segment): number for segment, number in document.pop(name).items()} for name in ("ends", "finished")
     )
     late = tuple(document.pop("late"))
+    written = {int(segment): (first, last) for segment, (first, last) in document.pop("written", {}).items()}
     # A later version may have written more.
-    known = {field.name: document[field.name] for field in fields(StageCommit) if field.name in document}
-    return StageCommit(blocks=blocks, parts=parts, ends=ends, finished=finished, late=late, **known)
+    known = {one.name: document[one.name] for one in fields(StageCommit) if one.name in document}
+    return StageCommit(blocks=blocks, parts=parts, ends=ends, finished=finished, late=late, written=written, **known)
 
 
 def commit_keys(store: ObjectStore, node: str | None = None) -> list[str]:
@@ -312,6 +322,13 @@ def decode_rows(data: bytes) -> pa.RecordBatch:
     """Read a file that :func:`encode_rows` has made."""
     with pa.ipc.open_file(pa.BufferReader(data)) as file:
         return file.get_batch(0)
+
+
+def together(one: Written, other: Written) -> Written:
+    """Return the write times of rows of both."""
+    if NOTHING in (one, other):
+        return other if one == NOTHING else one
+    return min(one[0], other[0]), max(one[1], other[1])
 
 
 def closed_until(store: ObjectStore) -> int:

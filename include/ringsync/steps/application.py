@@ -9,13 +9,14 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
 from ringsync.config import Config, ConfigError, load_config
 from ringsync.cql.identifiers import parse_table_name
-from ringsync.storage.port import ObjectStore, StorageError
+from ringsync.storage.port import ChecksumError, NotFoundError, ObjectStore, StorageError
 from ringsync.wiring import store_of
 
 Report = dict[str, Any]
@@ -143,13 +144,23 @@ def _run(application: Application, step: Callable[[Application], tuple[Report, E
         **outcome,
     }
     try:
-        text = json.dumps(report, indent=2, default=str)
-        application.store.put(f"reports/{application.name}/{application.run}.json", text.encode())
+        _put_report(application, json.dumps(report, indent=2, default=str).encode())
         print("ringsync: report:", json.dumps(report, default=str), flush=True)
     except StorageError as error:
         # The first error decides whether the application is tried again.
         return code or _fail(str(error), ExitCode.FATAL)
     return code
+
+
+def _put_report(application: Application, report: bytes) -> None:
+    """Put a run's report. One that is there stays, under the time when its run began: it is of an earlier try, or of a
+    run of which Airflow knows nothing any more, because its database was restored."""
+    path = f"reports/{application.name}/{application.run}"
+    with suppress(NotFoundError, ChecksumError):
+        before = application.store.get(f"{path}.json")
+        began = re.search(rb'"started_at": "([^"/]+)"', before)
+        application.store.put(f"{path}~{began[1].decode() if began else 'unknown'}.json", before)
+    application.store.put(f"{path}.json", report)
 
 
 def _fail(message: str, code: ExitCode) -> ExitCode:

@@ -67,6 +67,7 @@ def run(application: Application) -> tuple[Report, ExitCode]:
     damaged: list[str] = []
     waiting = list(archive.archived(store, WAITING, damaged))
     again: list[ArchivedSegment] = []
+    logs: list[str] = []
     if options.since is not None:
         waiting = [entry for entry in waiting if entry.touches(options.since, options.until)]
         known = {(entry.node, entry.name) for entry in waiting}
@@ -87,9 +88,12 @@ def run(application: Application) -> tuple[Report, ExitCode]:
         counts.update(reprocessor.counts)
         damaged += dict.fromkeys(reprocessor.left)
         counts["left"] = len(waiting) + len(again) - counts["read"] - counts["read_again"]
+        logs = reprocessor.logs
     left = sum(1 for _ in archive.archived(store, WAITING, []))
     put_status(store, "archive_reprocess", "archive", {"waiting": left, "problems": damaged})
     report: Report = {**counts, "waiting": left, **({"error": "; ".join(damaged)} if damaged else {})}
+    if options.since is not None:
+        report["logs"] = logs
     return report, ExitCode.COMPLETED_WITH_ERRORS if damaged else ExitCode.OK
 
 
@@ -100,6 +104,7 @@ class Reprocessor:
     :ivar context: Spark's
     :ivar put_errors: makes records that could not be decoded durable: rows of ``ERROR_ROWS`` and the node's id
     :ivar left: sentence on each segment that could not be read
+    :ivar logs: the segments that were read, ``<node>/<name>``
     """
 
     application: Application
@@ -108,6 +113,7 @@ class Reprocessor:
     put_errors: Callable[[Any, str], int]
     counts: Counter[str] = field(default_factory=Counter)
     left: list[str] = field(default_factory=list)
+    logs: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._store, self._config = self.application.store, self.application.config
@@ -173,6 +179,7 @@ class Reprocessor:
         if self._is_read(part):
             self._check(part)
             self.counts.update(part.counts)
+            self.logs.append(f"{entry.node}/{entry.name}")
             self.counts["read_again"] += 1
 
     def _try(self, entry: ArchivedSegment, read: Callable[[], None]) -> None:
@@ -211,17 +218,17 @@ class Reprocessor:
 
         :raises StepError: the counts do not reconcile, or other processes were faster many times
         """
-        written: dict[int, tuple[int, int] | None] = {}
         for _ in range(ATTEMPTS):
             log = NodeLog(node, node, folder)
             log.read_progress(self._store, int(time.time() * 1000))
             unread = [entry for entry in entries if not log.has_finished(entry.segment_id)]
             staged = [part for part in self._read(log, unread, folder) if self._is_read(part)]
-            written |= {part.part.segment_id: part.written for part in staged}
+            written = log.written
             if staged:
                 for part in staged:
                     self._check(part)
                 commit = log.commit_of(staged)
+                written = {**written, **commit.written}
                 counting = put_commit(self._store, commit)
                 if (counting.files, counting.late, counting.parts) != (commit.files, commit.late, commit.parts):
                     self._forget(staged)
@@ -230,8 +237,9 @@ class Reprocessor:
                     self.counts.update(part.counts)
             unreadable = {entry.segment_id for entry in unread} - {part.part.segment_id for part in staged}
             for entry in (entry for entry in entries if entry.segment_id not in unreadable):
-                first_us, last_us = written.get(entry.segment_id) or (entry.first_us, entry.last_us)
-                archive.mark_read(self._store, entry, (folder / entry.name).read_bytes(), first_us, last_us)
+                data = (folder / entry.name).read_bytes()
+                archive.mark_read(self._store, entry, data, written.get(entry.segment_id))
+                self.logs.append(f"{entry.node}/{entry.name}")
                 self.counts["read"] += 1
             return
         raise StepError(f"{ATTEMPTS} times another process was faster with a commit: try again")

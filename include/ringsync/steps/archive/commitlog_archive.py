@@ -22,8 +22,8 @@ from ringsync.cluster.cluster import read_hosts, read_settings
 from ringsync.cluster.session import connect
 from ringsync.config import DEFAULT_QUEUE, Config
 from ringsync.ledger.archive import READ, WAITING, archive_segment, is_waiting, tidy
-from ringsync.ledger.finished_segments import finished_segments
-from ringsync.ledger.staging import commit_keys, get_commit
+from ringsync.ledger.finished_segments import SegmentIds, finished_segments
+from ringsync.ledger.staging import Written, commit_keys, get_commit
 from ringsync.status import forget
 from ringsync.steps.application import Application, ExitCode, Report
 from ringsync.steps.archive.raw_folder import TOTAL_SPACE, RawFolder, RawSegment, look, total_space
@@ -93,6 +93,24 @@ class ArchivedNode:
     archived: int = field(default=0, compare=False)
     archived_until_ms: int = field(default=0, compare=False)
     error: str | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True)
+class Committed:
+    """What ``commitlog_stage`` has committed of a node's log.
+
+    :ivar finished: ids of segments that it has wholly committed of late
+    :ivar folded: ids of those that it had committed long ago
+    :ivar written: write times of the rows of segments, as far as they are known
+    """
+
+    finished: Collection[int] = ()
+    folded: SegmentIds = field(default_factory=SegmentIds)
+    written: Mapping[int, Written] = field(default_factory=dict)
+
+    def has(self, identity: int) -> bool:
+        """Tell whether a segment is wholly committed."""
+        return identity in self.finished or identity in self.folded
 
 
 class _Cluster:
@@ -192,7 +210,8 @@ class Archiver:
         oldest_ms = time.time() * 1000 - self._settings.retention_days * 86_400_000
         try:
             removed, self._without_entry = tidy(
-                self._store, oldest_ms, lambda node, identity: self._committed(node)(identity), self._without_entry
+                *(self._store, oldest_ms, lambda node, identity: self._committed(node).has(identity)),
+                self._without_entry,
             )
             self.counts["forgotten"] += removed
             if not is_waiting(self._store):
@@ -234,17 +253,20 @@ class Archiver:
 
         :returns: what has failed, by segment id
         """
-        is_committed = self._committed(node.node)
+        committed = self._committed(node.node)
         keeps_all = self._settings.policy == "always"
 
         def move(segment: RawSegment) -> int | Exception:
-            is_read, uploaded = is_committed(segment.identity), 0
+            is_read, uploaded = committed.has(segment.identity), 0
             try:
                 if keeps_all or not is_read:
                     self._pace.wait(segment.size)
                     now_ms, folder = int(time.time() * 1000), READ if is_read else WAITING
                     began_ms = segment.began_ms or node.archived_until_ms
-                    archive_segment(self._store, node.node, segment.file, segment.index, began_ms, now_ms, folder)
+                    written = committed.written.get(segment.identity) if is_read else None
+                    archive_segment(
+                        self._store, node.node, segment.file, segment.index, began_ms, now_ms, folder, written
+                    )
                     uploaded = segment.size
                 segment.remove()
             except Exception as error:
@@ -266,13 +288,13 @@ class Archiver:
             if isinstance(result, Exception)
         }
 
-    def _committed(self, node: str) -> Callable[[int], bool]:
-        """Return a function that tells whether ``commitlog_stage`` has wholly committed a segment."""
+    def _committed(self, node: str) -> Committed:
+        """Return what ``commitlog_stage`` has committed of a node's log."""
         with suppress(ChecksumError):  # the stage reports it; whatever it has read is archived once more
             if keys := commit_keys(self._store, node):
-                finished, folded = get_commit(self._store, keys[-1]).finished, finished_segments(self._store, node)
-                return lambda identity: identity in finished or identity in folded
-        return lambda identity: False
+                last = get_commit(self._store, keys[-1])
+                return Committed(last.finished, finished_segments(self._store, node), last.written)
+        return Committed()
 
     def _not_ours(self, node: ArchivedNode) -> str | None:
         """Tell why a folder is not this node's, by the claims of ``commitlog_stage``; claim it if nobody has."""

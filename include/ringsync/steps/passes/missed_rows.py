@@ -132,13 +132,13 @@ class MissedRows:
         reader = self.context.reader
         table = reader.table
         touched = row_images_of(rows, table, reader.misfits)
-        images = _of_partitions(previous_of(reader, rows, touched), rows, table)
+        images = _concerned(previous_of(reader, rows, touched), rows, touched, table)
         copied = self._copied(rows, touched)
         if copied is None:
             # Nobody knows what was copied: all that the changes touch is told.
             copies, differs, gone = images, np.ones(len(images), np.bool_), ~alive(images, table, now_s)
         else:
-            copies = _of_partitions(copied, rows, table)
+            copies = _concerned(copied, rows, touched, table)
             differs, gone = _differences(images, copies, table, now_s)
         partition, partition_of_copies = (image_keys(shown, table)[0] for shown in (images, copies))
         wrong = pa.concat_arrays([partition.filter(pa.array(differs)), partition_of_copies.filter(pa.array(gone))])
@@ -195,9 +195,17 @@ class MissedRows:
         return replace(changes, digest=changes.digest ^ bootstrap)
 
 
-def _of_partitions(images: pa.RecordBatch, rows: ChangeRows, table: TableSchema) -> pa.RecordBatch:
-    """Keep the images of partitions that changes touch: another partition may have the same token."""
-    return images.filter(pc.is_in(image_keys(images, table)[0], raw_values(rows.partition_key)))
+def _concerned(images: pa.RecordBatch, rows: ChangeRows, touched: pa.RecordBatch, table: TableSchema) -> pa.RecordBatch:
+    """Keep the images of rows that changes may touch.
+
+    A lookup gives more: partitions that have the same token, and a row of each partition for its static cells, of the
+    copies maybe another one than of the replica.
+
+    :param touched: images of the changes of rows
+    """
+    images = images.filter(pc.is_in(image_keys(images, table)[0], raw_values(rows.partition_key)))
+    is_touched = pc.is_in(key_digests(images, table), key_digests(touched, table))
+    return images.filter(pc.or_(is_touched, pc.is_in(images["token"], whole_partitions(rows))))
 
 
 def _differences(images: pa.RecordBatch, copies: pa.RecordBatch, table: TableSchema, now_s: int) -> tuple[Mask, Mask]:

@@ -21,7 +21,7 @@ from ringsync.formats.commitlog.index import parse_index
 from ringsync.formats.commitlog.names import INDEX_SUFFIX, index_name, is_segment, segment_id, segment_name
 from ringsync.ledger.finished_segments import REMEMBERED_S, SegmentIds, finished_segments, fold_finished
 from ringsync.ledger.gaps import get_unread
-from ringsync.ledger.staging import Bucket, StageCommit, commit_keys, get_commit
+from ringsync.ledger.staging import NOTHING, Bucket, StageCommit, Written, commit_keys, get_commit, together
 from ringsync.steps.application import StepError
 from ringsync.steps.stage.stage_task import Staged, StageWork
 from ringsync.storage.port import AlreadyExistsError, ObjectStore, StorageError, VersionMismatchError
@@ -73,6 +73,7 @@ class NodeLog:
     :ivar ends: logical position by segment id, of segments that are not finished
     :ivar finished: times when segments were finished, by id: nothing more comes of them, though Cassandra may link them
         again after a crash
+    :ivar written: write times of the rows of these segments, as far as they are known
     :ivar folded: segments that were finished long ago
     :ivar doubts: segments that could not be read, by id
     :ivar surplus_errors: records of this run that cannot be decoded and were beyond ``sync.max_errors_per_hour``
@@ -106,6 +107,7 @@ class NodeLog:
     number: int = 0
     ends: dict[int, int] = field(default_factory=dict)
     finished: dict[int, int] = field(default_factory=dict)
+    written: dict[int, Written] = field(default_factory=dict)
     folded: SegmentIds = field(default_factory=SegmentIds)
     doubts: dict[int, Doubt] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
@@ -164,6 +166,7 @@ class NodeLog:
         if keys := commit_keys(store, self.node):
             last = get_commit(store, keys[-1])
             self.number, self.ends, self.finished = last.number, dict(last.ends), dict(last.finished)
+            self.written = dict(last.written)
             self.whole_at_ms = last.whole_at_ms
         self.unread = get_unread(store, self.node)
         old = [identity for identity, at in self.finished.items() if at < now_ms - REMEMBERED_S * 1000]
@@ -347,11 +350,14 @@ class NodeLog:
 
     def commit_of(self, staged: Sequence[Staged]) -> StageCommit:
         """Return the next commit of the node, with what was read of its log."""
-        ends, finished = dict(self.ends), dict(self.finished)
+        ends, finished, written = dict(self.ends), dict(self.finished), dict(self.written)
         counts: Counter[str] = Counter()
         for result in staged:
             counts.update(result.counts)
             ends.pop(result.part.segment_id, None)
+            before = NOTHING if not result.part.start else written.pop(result.part.segment_id, None)
+            if before is not None and result.written is not None:
+                written[result.part.segment_id] = together(before, result.written)
             if result.part.finished:
                 finished[result.part.segment_id] = result.read_at_ms
             else:
@@ -362,7 +368,8 @@ class NodeLog:
             read_at_ms=max(result.read_at_ms for result in staged),
             parts=tuple(result.part for result in staged),
             ends=ends,
-            finished={identity: at for identity, at in finished.items() if identity not in self.folded},
+            finished=(kept := {identity: at for identity, at in finished.items() if identity not in self.folded}),
+            written={identity: times for identity, times in written.items() if identity in ends or identity in kept},
             counts=dict(counts),
             blocks=tuple(block for result in staged for block in result.blocks),
             late=tuple(key for result in staged for key in result.late),
@@ -372,7 +379,7 @@ class NodeLog:
     def take(self, commit: StageCommit) -> None:
         """Go on after a commit of the node: ours, or that of a faster process."""
         self.number = commit.number
-        self.ends, self.finished = dict(commit.ends), dict(commit.finished)
+        self.ends, self.finished, self.written = dict(commit.ends), dict(commit.finished), dict(commit.written)
         self.counts.update(commit.counts)
         for part in commit.parts:
             self.doubts.pop(part.segment_id, None)

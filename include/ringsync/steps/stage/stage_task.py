@@ -108,7 +108,7 @@ class Staged:
     :ivar damage: first thing that cannot be read; empty: nothing
     :ivar stopped: why it was not read as far as it is synced; empty: it was
     :ivar unreadable: why nothing of the segment can be read; empty: it can
-    :ivar written: least and greatest write time of all rows, µs; None: there is none
+    :ivar written: write times of the followed rows; None: unknown, since not all could be decoded
     """
 
     work: StageWork
@@ -124,7 +124,7 @@ class Staged:
     damage: str = ""
     stopped: str = ""
     unreadable: str = ""
-    written: tuple[int, int] | None = None
+    written: staging.Written | None = None
 
     @property
     def has_unknown(self) -> bool:
@@ -216,7 +216,7 @@ def stage(work: StageWork, task: StageTask, store: ObjectStore, keys: Callable[[
         unknown_columns=REASONS[UNKNOWN_COLUMN] in errors["reason"].to_pylist(),
         damage=damages[0].reason if damages else "",
         stopped=stopped,
-        written=files.written,
+        written=None if errors.num_rows or damages else files.written,
     )
 
 
@@ -260,16 +260,13 @@ class _Files:
         self.blocks: list[staging.Block] = []
         self.late: list[str] = []
         self.held_up: frozenset[str] = frozenset()
-        self.written: tuple[int, int] | None = None
+        self.written = staging.NOTHING
 
     def add(self, rows: pa.RecordBatch) -> None:
         """Sort rows into tables and buckets."""
         if not rows.num_rows:
             return
         self._rows += rows.num_rows
-        times = integers(rows["write_time"])
-        before = self.written or (int(times[0]), int(times[0]))
-        self.written = min(before[0], int(times.min())), max(before[1], int(times.max()))
         ids = rows["table_id"].dictionary_encode()
         of_id = integers(ids.indices)
         for place, table_id in enumerate(ids.dictionary.to_pylist()):
@@ -281,7 +278,9 @@ class _Files:
                 self._of_dropped += int(np.count_nonzero(of_id == place)) if is_gone else 0
                 continue
             of_table = rows.take(pa.array(np.flatnonzero(of_id == place)))
-            starts = self._task.windows.starts(integers(of_table["write_time"]), self._task.kept[number].by_arrival)
+            times = integers(of_table["write_time"])
+            self.written = staging.together(self.written, (int(times.min()), int(times.max())))
+            starts = self._task.windows.starts(times, self._task.kept[number].by_arrival)
             self._too_old += int(np.count_nonzero(starts == TOO_OLD))
             for start in np.unique(starts[starts != TOO_OLD]).tolist():
                 self._waiting[number, start].append(of_table.take(pa.array(np.flatnonzero(starts == start))))
