@@ -8,7 +8,7 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -47,7 +47,7 @@ class Sync:
 
     conf: Path
     nodes: list[CassandraNode]
-    broker: KafkaBroker
+    broker: KafkaBroker | None
     airflow: Airflow
     client: AirflowClient
     store: ObjectStore
@@ -63,6 +63,7 @@ class Sync:
                 time.sleep(self.moments.uniform(1, 15))
                 node.start()
             case "broker":
+                assert self.broker
                 self.broker.kill()
                 time.sleep(self.moments.uniform(1, 15))
                 self.broker.start()
@@ -129,29 +130,47 @@ def started(
     nodes: Sequence[CassandraNode],
     servers: ExitStack,
     moments: random.Random,
+    *,
+    dags: Sequence[str] = SYNC_DAGS,
+    jars: Sequence[str] = ("delta",),
+    modules: Mapping[str, str] = {},
+    with_kafka: bool = True,
+    **sections: Any,
 ) -> Sync:
-    """The sync under Airflow, with Kafka.
+    """The sync under Airflow.
 
     :param servers: ends what is started here
+    :param dags: which to switch on
+    :param jars: sets of jars that Spark needs
+    :param modules: source of Python modules that tasks can import, by name
+    :param sections: of the configuration
     """
-    broker = servers.enter_context(KafkaBroker(folder / "kafka", BrokerSettings().on_free_ports(), cache))
-    jars = sorted(fetch("delta", cache).glob("*.jar"))
-    followed = {"tables": modes(0), "run_s": RUN_S}
-    conf = write_conf(folder, nodes, sync=followed, kafka={"bootstrap_servers": [broker.bootstrap]})
+    broker = KafkaBroker(folder / "kafka", BrokerSettings().on_free_ports(), cache) if with_kafka else None
+    if broker:
+        sections["kafka"] = {"bootstrap_servers": [servers.enter_context(broker).bootstrap]}
+    delta = sorted(fetch("delta", cache).glob("*.jar"))
+    wanted = [jar for name in jars for jar in sorted(fetch(name, cache).glob("*.jar"))]
+    followed = {"tables": modes(0), "run_s": RUN_S, **sections.pop("sync", {})}
+    conf = write_conf(folder, nodes, sync=followed, **sections)
+    ours = folder / "modules"
+    ours.mkdir()
+    for name, source in modules.items():
+        (ours / f"{name}.py").write_text(source)
     environment = {
+        "PYTHONPATH": os.pathsep.join([str(PROJECT / "include"), str(ours)]),
         "RINGSYNC_CONFIG": str(conf),
-        "RINGSYNC_SPARK_JARS": ",".join(map(str, jars)),
-        "JDK_JAVA_OPTIONS": lean_java_options(cache, jars),
+        "RINGSYNC_SPARK_JARS": ",".join(map(str, wanted)),
+        "JDK_JAVA_OPTIONS": lean_java_options(cache, delta),
         "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "20",
         "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "5",
     }
     port = free_port()
     airflow = servers.enter_context(
-        Airflow(folder / "airflow", port, PROJECT / "dags", environment=environment, parallelism=8)
+        Airflow(folder / "airflow", port, PROJECT / "dags", environment=environment, parallelism=10)
     )
     client = AirflowClient(airflow.url, airflow.username, airflow.password)
     sync = Sync(conf, list(nodes), broker, airflow, client, store_of(load_config(conf)), moments)
-    for dag in SYNC_DAGS:
+    for dag in dags:
         until(partial(sync.unpaused, dag))
     return sync
 
@@ -171,6 +190,7 @@ def writing(session: Any, workload: Iterator[str]) -> Iterator[None]:
 
 def judge_kafka(sync: Sync, session: Any) -> None:
     """Each message of the file streams is in Kafka, the same under the same event id."""
+    assert sync.broker
     for name in TABLES:
         stream = FileStream(sync.store, data_topic("test", read_table(session, *name.split("."))))
         until(partial(_is_relayed, stream, published(stream), sync.broker.bootstrap))

@@ -76,7 +76,7 @@ class FormerNodes:
         """Tell what is wrong with the log of such a node; None: nothing that anybody has to mend."""
         former, trouble = self._known[log.node], _trouble(log)
         if not trouble or not former.host.up:
-            return log.gap
+            return None
         end = datetime.fromtimestamp((former.since_ms + FORMER_PATIENCE_MS) / 1000, UTC).strftime("%Y-%m-%dT%H:%MZ")
         return f"it has left the ring, and its log cannot be read to its end, which is tried until {end}: {trouble}"
 
