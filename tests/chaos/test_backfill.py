@@ -214,6 +214,6 @@ def take_picture(sync: Sync, hour: Hour) -> None:
     """Take the picture of the DAG's runs for docs/archive.md, if somebody wants it."""
     if image := os.environ.get("RINGSYNC_SCREENSHOT"):
         script = str(PROJECT / "docs" / "images" / "screenshot.py")
-        page = f"{sync.airflow.url}/dags/{DAG}/runs"
+        page = f"{sync.airflow.url}/dags/{DAG}/runs?run_type=backfill"
         command = [sys.executable, script, page, str(sync.airflow.password_file), hour.text[:10], image]
         subprocess.run(command, check=True, timeout=180)

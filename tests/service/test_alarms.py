@@ -26,6 +26,7 @@ from ringsync.status import read_statuses
 from ringsync.steps.loop import put_status
 from ringsync.storage import open_store
 from ringsync.storage.port import ObjectStore
+from ringsync.wiring import store_of
 
 RUNBOOK = Path(__file__).parents[2] / "docs" / "runbook.md"
 FAILING = Problem(Kind.TABLE_FAILING, "shop.orders", "shop.orders: no quorum")
@@ -281,6 +282,26 @@ def test_a_watch_writes_status_and_metrics_and_the_command_lists_alarms(
     assert main(["alarms", "--json", "--conf", str(conf)]) == 1
     kinds = {json.loads(line)["kind"] for line in capsys.readouterr().out.splitlines()}
     assert {"table-failing", "airflow-away", "loop-silent"} <= kinds
+
+
+def test_a_store_that_is_not_mounted_any_more_is_away_and_clears_nothing(conf: Path, tmp_path: Path) -> None:
+    config, told = load_config(conf), list[str]()
+    store, now_s = store_of(config), time.time()
+    put_status(store, "commitlog_archive", "default", {"nodes": {"h": {"endpoint": "n", "error": "3 MB are free"}}})
+    clock = [now_s]
+
+    def sleep(slept: float) -> None:
+        clock[0] += slept
+        if now_s + 40 < clock[0] <= now_s + 40 + slept:
+            (tmp_path / "lake").rename(tmp_path / "elsewhere")
+            (tmp_path / "lake").mkdir()
+
+    short = config.model_copy(update={"sync": config.sync.model_copy(update={"run_s": 120})})
+    watch(short, store, [lambda alarm: told.append(alarm.summary())], clock=lambda: clock[0], sleep=sleep)
+    assert any("3 MB are free" in one for one in told)
+    assert any("is it mounted?" in one for one in told)
+    assert not [one for one in told if "cleared" in one], told
+    assert list((tmp_path / "lake").iterdir()) == []
 
 
 def test_metrics_that_cannot_be_written_end_no_watch(

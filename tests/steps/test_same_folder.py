@@ -412,3 +412,24 @@ def test_a_claim_whose_writing_was_cut_off_is_made_again(nodes: Nodes, mine: boo
     for _ in range(2):
         nodes.minute(one)
     assert (nodes.why(one, HOST) == "", nodes.segment.exists()) == (mine, not mine)
+
+
+def test_what_another_store_reads_is_left_to_it(nodes: Nodes, tmp_path: Path) -> None:
+    """A store that is not mounted looks like a new one. Segments were read into it, and removed."""
+    nodes.hosts = (HOST,)
+    nodes.cycle_once()
+    segment, claimed = nodes.logs_more(), (nodes.raw / f"ringsync-claim.{HOST.id}").read_text()
+    before, nodes.store = nodes.store, LocalStore(tmp_path / "where it was mounted")
+    worker = nodes.worker("default")
+    for _ in range(3):
+        nodes.minute(worker)
+    assert "made for another object store" in nodes.why(worker, HOST)
+    assert "is the store mounted, and store.url right?" in nodes.why(worker, HOST)
+    assert (segment.exists(), nodes.staged()) == (True, set())
+    assert (nodes.raw / f"ringsync-claim.{HOST.id}").read_text() == claimed
+
+    nodes.store = before
+    worker = nodes.worker("default")
+    for _ in range(3):
+        nodes.minute(worker)
+    assert (nodes.why(worker, HOST), segment.exists()) == ("", False)

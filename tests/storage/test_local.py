@@ -447,6 +447,28 @@ def test_a_put_that_does_not_fit_leaves_the_old(tmp_path: Path) -> None:
     assert len(hidden_files(store)) == 1
 
 
+@pytest.mark.parametrize("is_empty", [False, True])
+def test_a_folder_that_is_not_mounted_any_more_is_not_taken_for_the_store(tmp_path: Path, is_empty: bool) -> None:
+    store = LocalStore(tmp_path / "lake")
+    assert store.list() == []
+    store.put(KEY, OLD)
+    store.path.rename(tmp_path / "elsewhere")
+    if is_empty:
+        store.path.mkdir()
+    calls: list[Callable[[], Any]] = [
+        *(store.list, lambda: store.list("staging/"), lambda: store.get(KEY), lambda: store.get_range(KEY, 0, 1)),
+        *(lambda: store.stat(KEY), lambda: store.put("a", NEW), lambda: store.say("a", NEW), lambda: store.delete(KEY)),
+    ]
+    for call in calls:
+        with pytest.raises(UnavailableError, match=r"lake is not the folder any more that it was: is it mounted\?"):
+            call()
+    assert list(tmp_path.glob("lake/*")) == []
+    if is_empty:
+        store.path.rmdir()
+    (tmp_path / "elsewhere").rename(store.path)
+    assert store.get(KEY) == OLD
+
+
 @pytest.mark.parametrize("path", ["relative", "", "/", "//", "/a/.."])
 def test_a_path_must_name_a_folder(path: str) -> None:
     with pytest.raises(ValueError, match="absolute path"):

@@ -25,6 +25,9 @@ SHOWN_TEXTS = 3
 RECALLED_MS = 7 * 86_400_000
 """Alarms of the history that are not cleared are looked up again, if they are not older: then nobody has watched."""
 
+_STORE = "object store"
+"""Owner of the problem that the store is away: nobody else says anything then."""
+
 
 class Watch:
     """All problems that are seen.
@@ -180,8 +183,8 @@ def _look(config: Config, store: ObjectStore, now_s: float) -> Look:
     try:
         return look(config, store, now_s)
     except StorageError as error:
-        away = Problem(Kind.STORE_AWAY, "object store", str(error))
-        return Look({}, {}, False, (away,), lambda owner: False)
+        away = Problem(Kind.STORE_AWAY, _STORE, str(error), owner=_STORE)
+        return Look({}, {}, False, (away,), lambda owner: owner == _STORE)
 
 
 def _forget_old(store: ObjectStore, moment_ms: int) -> None:

@@ -77,7 +77,8 @@ class _Link:
 
 
 class LocalStore:
-    """Objects as files below one folder. The first put makes the folder.
+    """Objects as files below one folder. The first put makes the folder. Once it was seen, it must stay: where it was
+    mounted, an empty folder is left, which is not the store.
 
     The methods are those of :class:`ringsync.storage.port.ObjectStore`; ``stat`` and ``list`` read files made by others
     for their checksums, and ``delete`` removes folders that become empty, too. Symbolic links inside the folder are not
@@ -92,6 +93,7 @@ class LocalStore:
         self.path = Path(os.path.normpath(path))
         if not self.path.is_absolute() or not self.path.name or "\0" in str(path):
             raise ValueError(f"local object store {str(path)!r}: give an absolute path other than '/'")
+        self._inode_of_root: int | None = None
 
     def __repr__(self) -> str:
         return f"LocalStore({str(self.path)!r})"
@@ -339,9 +341,7 @@ class LocalStore:
     @contextmanager
     def _folder(self, parts: Sequence[str], create: bool = False) -> Iterator[int]:
         """Open a folder below the root, part by part, so that no symbolic link leads elsewhere."""
-        if create:
-            self.path.mkdir(parents=True, exist_ok=True)
-        folder = os.open(self.path, _FOLDER_FLAGS)
+        folder = self._open_root(create)
         try:
             for part in parts:
                 if create:
@@ -354,6 +354,27 @@ class LocalStore:
             yield folder
         finally:
             os.close(folder)
+
+    def _open_root(self, create: bool) -> int:
+        """Open the store's folder.
+
+        :raises port.UnavailableError: it is another one than before, or gone
+        """
+        if create and self._inode_of_root is None:
+            self.path.mkdir(parents=True, exist_ok=True)
+        try:
+            folder = os.open(self.path, _FOLDER_FLAGS)
+            inode = os.fstat(folder).st_ino
+        except FileNotFoundError:
+            if self._inode_of_root is None:
+                raise
+            inode = None
+        if self._inode_of_root not in (None, inode):
+            if inode is not None:
+                os.close(folder)
+            raise port.UnavailableError(f"{self.url} is not the folder any more that it was: is it mounted?")
+        self._inode_of_root = inode
+        return folder
 
     @contextmanager
     def _locked(self, key: str) -> Iterator[int]:

@@ -29,7 +29,7 @@ from ringsync.steps.application import Application, ExitCode, Report
 from ringsync.steps.archive.raw_folder import TOTAL_SPACE, RawFolder, RawSegment, look, total_space
 from ringsync.steps.archive.upload_pace import UploadPace
 from ringsync.steps.loop import cycles, put_status
-from ringsync.steps.stage.claims import claim, get_place, has_claim, may_be_first, other_claims
+from ringsync.steps.stage.claims import ForeignClaimError, claim, get_place, has_claim, may_be_first, other_claims
 from ringsync.storage.port import ChecksumError, ObjectStore, StorageError, get_json
 from ringsync.wiring import cluster_settings
 
@@ -302,7 +302,10 @@ class Archiver:
         if not node.token or not has_claim(folder, node.node, node.token):
             told = node.asked_s > float("-inf")
             anew = node.captures if told else may_be_first(node.folder, get_place(self._store, node.node))
-            node.token = claim(self._store, node.node, folder, anew=anew)
+            try:
+                node.token = claim(self._store, node.node, folder, anew=anew)
+            except ForeignClaimError as error:
+                return str(error)
         if not node.token:
             return f"{folder} has no claim of the node (docs/sync.md, Queues)"
         return other_claims(self._store, folder, os.listdir(folder), node.node, self._endpoints)

@@ -9,6 +9,9 @@ of two nodes is not read, no matter through which queue, host or path, and wheth
 holds a token, and ``staging/nodes/<host id>`` has the token of the node's newest claim. A claim with another token is
 left from an earlier folder of its node, and is removed. Cassandra ignores files that are not named like a segment
 (C: CommitLogSegmentManagerCDC).
+
+Nor can two stores share a node: what one has read, it removes. And a store that was not mounted looks like a new one.
+So a claim of which the store knows nothing is another store's, and stays.
 """
 
 from __future__ import annotations
@@ -25,6 +28,10 @@ from ringsync.formats.commitlog.names import is_segment
 from ringsync.storage.port import ObjectStore
 
 _PREFIX = "ringsync-claim."
+
+
+class ForeignClaimError(Exception):
+    """The log of a node is read into another object store."""
 
 
 @dataclass(frozen=True)
@@ -67,12 +74,18 @@ def claim(store: ObjectStore, node: str, folder: Path, *, anew: bool) -> str:
 
     :param anew: whether to make a claim if there is none
     :raises OSError: the folder is not there, or this process may not write in it
+    :raises ForeignClaimError: the claim that is there is another store's
     """
-    names, known = os.listdir(folder), get_place(store, node) or Place(None)
+    names, place = os.listdir(folder), get_place(store, node)
     if not any(map(is_segment, names)):
         return ""
-    file = folder / f"{_PREFIX}{node}"
+    known, file = place or Place(None), folder / f"{_PREFIX}{node}"
     written = file.read_text() if file.name in names else ""  # empty also if a kill or a full disk cut it off
+    if written and place is None:
+        raise ForeignClaimError(
+            f"{file} was made for another object store than {store.url}: is the store mounted, and store.url right? If "
+            "the other store is given up, remove this file"
+        )
     if not anew and (not written or written != known.token):
         return ""
     token = written or secrets.token_hex(8)

@@ -40,7 +40,16 @@ from ringsync.steps.loop import (
     starts_again,
 )
 from ringsync.steps.own_keyspace import create_state
-from ringsync.steps.stage.claims import Place, claim, get_place, has_claim, may_be_first, other_claims, release
+from ringsync.steps.stage.claims import (
+    ForeignClaimError,
+    Place,
+    claim,
+    get_place,
+    has_claim,
+    may_be_first,
+    other_claims,
+    release,
+)
 from ringsync.steps.stage.former_nodes import FormerNodes
 from ringsync.steps.stage.lost_segments import LostSegments
 from ringsync.steps.stage.node_log import NodeLog
@@ -214,6 +223,8 @@ class Stager:
                 log.unclaimed = log.why_unclaimed()
             except OSError as error:
                 log.unclaimed = f"{error.strerror or error}: may the user of this worker write there?"
+            except ForeignClaimError as error:
+                log.unclaimed = str(error)
 
     def _ask(self, log: NodeLog) -> None:
         """Ask the node where its log is. If it does not answer, its last answer holds; without one, the folder of the
