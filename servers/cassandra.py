@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import ssl
 import subprocess
@@ -108,6 +109,7 @@ class NodeSettings:
     :param cdc_on_repair: whether rows that other nodes stream to this one (repair, bootstrap, decommission) are logged
         for CDC; 5.0 only.
     :param properties: further system properties of Java, for example `cassandra.replace_address_first_boot`.
+    :param classes: folders of further Java classes.
     :param authenticator: `allow`: clients need no login; `password`: roles and permissions, at first only `SUPERUSER`.
     :param client_tls: if given, clients must use TLS.
     :param client_certificates: with `client_tls`: clients must show a certificate as well.
@@ -135,6 +137,7 @@ class NodeSettings:
     cdc_total_mib: int = 1024
     cdc_on_repair: bool = True
     properties: tuple[tuple[str, str], ...] = ()
+    classes: tuple[Path, ...] = ()
     authenticator: Literal["allow", "password"] = "allow"
     client_tls: Certificates | None = None
     client_certificates: bool = False
@@ -301,7 +304,8 @@ def server_command(folder: Path, settings: NodeSettings, jars: Path) -> list[str
         *("-XX:+UseSerialGC", "-XX:+ExitOnOutOfMemoryError"),
         *(["-XX:TieredStopAtLevel=1"] if settings.short_lived else []),
         *(f"-D{key}={value}" for key, value in properties.items()),
-        *("-cp", f"{jars.resolve()}/*", "org.apache.cassandra.service.CassandraDaemon"),
+        *("-cp", os.pathsep.join([f"{jars.resolve()}/*", *map(str, settings.classes)])),
+        "org.apache.cassandra.service.CassandraDaemon",
     ]
 
 

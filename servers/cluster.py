@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -24,7 +24,7 @@ ACQUAINTED_SECONDS = 60
 
 @contextmanager
 def three_nodes(
-    folder: Path, cache: Path, first: int, datacenters: Sequence[str | None] = (None,) * 3, **settings: Any
+    folder: Path, cache: Path, first: int, each: Sequence[Mapping[str, Any]] = ({},) * 3, **settings: Any
 ) -> Iterator[list[CassandraNode]]:
     """
     Start three nodes of one cluster, at 127.0.0.<first> and the next two addresses; they end with the block.
@@ -32,7 +32,7 @@ def three_nodes(
     :param folder: folder that holds the nodes' folders.
     :param cache: folder that keeps the jars.
     :param first: last number of the first address.
-    :param datacenters: the datacenter of each node.
+    :param each: fields of `NodeSettings` of each node.
     :param settings: fields of `NodeSettings`, for all nodes.
     :raises ServerError: a node does not come up, or the others do not see it as alive.
     """
@@ -42,10 +42,10 @@ def three_nodes(
     nodes = [
         CassandraNode(
             folder / str(n),
-            replace(common, address=f"127.0.0.{n}", jmx_port=free_port(), datacenter=datacenter),
+            replace(common, address=f"127.0.0.{n}", jmx_port=free_port(), **own),
             cache,
         )
-        for n, datacenter in zip(range(first, first + 3), datacenters, strict=True)
+        for n, own in zip(range(first, first + 3), each, strict=True)
     ]
     try:
         for node in nodes:

@@ -57,7 +57,7 @@ def create_both(session: Any) -> None:
 
 
 def test_the_logs_of_one_of_two_datacenters_are_not_read(tmp_path: Path, cache: Path, spark: Any) -> None:
-    datacenters = ("dc1", "dc1", "dc2")
+    datacenters = tuple({"datacenter": name} for name in ("dc1", "dc1", "dc2"))
     with (
         three_nodes(tmp_path / "nodes", cache, FIRST, datacenters) as nodes,
         connected(nodes[:2], ConsistencyLevel.LOCAL_QUORUM) as near,
