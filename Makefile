@@ -28,7 +28,7 @@ prepare-test: $(ENVIRONMENT)
 	@$(BIN)/python -m servers.spark
 
 .PHONY: test-chaos
-test-chaos: $(ENVIRONMENT) ## The long tests, an hour and more: kills, nodes that die, limits over minutes
+test-chaos: $(ENVIRONMENT) ## The long tests, some three hours: kills, nodes that die, join or leave, outages, all of it at random
 	$(BIN)/python -m servers.jars cassandra-5.0 delta gcs kafka apicurio
 	$(BIN)/python -m pytest -m chaos
 
