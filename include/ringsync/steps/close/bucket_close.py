@@ -126,7 +126,7 @@ class Closer:
         self._unread: Mapping[str, str] = {}
         self._closed_until = closed_until(self._store)
         self._complete_until: int | None = None
-        self._over = False
+        self._over, self._had_turns = False, False
         self._serving: TableState | None = None
         # A new run goes on counting how long nodes have been unread, unless there was no run for a while.
         before = read_status(self._store, "bucket_close/close")
@@ -134,7 +134,8 @@ class Closer:
         self._unread_since_ms: Mapping[str, int] = before.get("unread_since_ms", {}) if before and lately else {}
 
     def cycle(self) -> None:
-        """Publish what is settled."""
+        """Publish what is settled, each table in turn. Once the run's time is over, a cycle ends with the table that it
+        is at; but the first one of a run serves all."""
         self._complete_until = None
         now_ms = _now_ms()
         plan = self._read_plan(now_ms)
@@ -145,12 +146,14 @@ class Closer:
             self._looked = plan
             self._staged.give(self._tables, now_ms)
         for state in list(self._tables.values()):
+            if self._over and self._had_turns:
+                return  # the next run begins with a whole cycle, and until then nobody reads the logs
             if state.again_ms <= now_ms and not (self._over and state.failures):
                 self._serving = state
                 self._serve(state, now_ms)
         self._serving = None
         self._retire()
-        self._complete_until = self._closed_until
+        self._complete_until, self._had_turns = self._closed_until, True
 
     def _serve(self, state: TableState, now_ms: int) -> None:
         """Publish the settled rows of a table. A failure concerns this table alone.
