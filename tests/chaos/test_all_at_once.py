@@ -183,9 +183,13 @@ def test_everything_gives_way(tmp_path: Path, cache: Path, monkeypatch: pytest.M
             jars=("delta", "gcs"),
             modules={"told_alarms": TOLD},
             store={"url": f"{emulator.url}/lake", "gcs_endpoint": proxy.endpoint},
+            # On two slow cores, each start of Spark and each small bucket costs much.
+            window_ms=10_000,
+            sync={"run_s": 300},
+            verify={"ranges": 16},
             archive={"poll_interval_ms": 1000},
             alarms={
-                **{"after_s": 5, "interval_s": 2},
+                **{"after_s": 10, "interval_s": 5},
                 "notifiers": [{"name": "told_alarms.Writes", "arguments": {"path": str(told), "text": text}}],
             },
         )

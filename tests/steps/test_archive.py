@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import struct
 import time
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -72,12 +74,26 @@ def config(**settings: Any) -> Any:
     return SimpleNamespace(archive=SimpleNamespace(**given), sync=sync)
 
 
+def plain_segment(identity: int, size: int, byte: int) -> bytes:
+    """A segment of Cassandra 4 with one section, which has no records, and no zeros behind it."""
+
+    def halves(number: int) -> tuple[int, int]:
+        return number & 0xFFFFFFFF, number >> 32
+
+    parameters = b"{}"
+    head = struct.pack(">iqH", 7, identity, len(parameters)) + parameters
+    checked = struct.pack(">iIIi", 7, *halves(identity), len(parameters)) + parameters
+    head += struct.pack(">I", zlib.crc32(checked))
+    marker = struct.pack(">II", size, zlib.crc32(struct.pack(">III", *halves(identity), len(head))))
+    return (head + marker).ljust(size, bytes([byte]))
+
+
 def fill(folder: Path, count: int, *, megabytes: int = 1) -> list[Path]:
     """Finished segments of a node, and the one that it writes to."""
     folder.mkdir(parents=True, exist_ok=True)
     files = [folder / f"CommitLog-7-{1000 + number}.log" for number in range(count + 1)]
     for number, file in enumerate(files):
-        file.write_bytes(bytes([number]) * megabytes * MB)
+        file.write_bytes(plain_segment(1000 + number, max(megabytes * MB, 100), number))
         index_of(file).write_text("100" if number == count else f"{file.stat().st_size}\nCOMPLETED")
     return files
 

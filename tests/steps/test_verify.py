@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from delta.exceptions import ConcurrentAppendException
 
 from ringsync.cluster.schema import read_table
 from ringsync.ledger.passes import LATE, digests_key
 from ringsync.steps.application import ExitCode, Report, StepError
 from ringsync.steps.loop import put_status
+from ringsync.steps.replica.verify import again_after_conflicts
 from ringsync.storage.local import LocalStore
 
 pytestmark = [pytest.mark.server, pytest.mark.spark]
@@ -93,6 +95,21 @@ def test_planted_differences_are_found_named_and_repaired(orders: str, step: Any
     assert (repaired["differences"], code) == (0, ExitCode.OK)
     assert repaired["before_repair"]["differences"] == report["differences"]
     assert (report["consistency_level"], repaired["repair"]["consistency_level"]) == ("LOCAL_QUORUM", "ALL")
+
+
+def test_a_repair_begins_anew_when_a_merge_was_faster() -> None:
+    tries = [ConcurrentAppendException("a concurrent MERGE added data"), ConcurrentAppendException("again"), None]
+
+    def repair() -> str:
+        if (error := tries.pop(0)) is not None:
+            raise error
+        return "written"
+
+    assert (again_after_conflicts(repair), tries) == ("written", [])
+    tries += [ConcurrentAppendException("always")] * 9
+    with pytest.raises(StepError, match="repair again when no merge runs"):
+        again_after_conflicts(repair)
+    assert len(tries) == 4
 
 
 def test_what_was_written_after_the_bootstrap_is_no_difference(orders: str, step: Any, session: Any) -> None:

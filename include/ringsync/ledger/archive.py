@@ -17,7 +17,9 @@ from pathlib import Path
 
 import google_crc32c
 
+from ringsync.formats.commitlog.index import parse_index
 from ringsync.formats.commitlog.names import INDEX_SUFFIX, index_name, segment_id
+from ringsync.formats.commitlog.segment import SegmentError, why_short
 from ringsync.ledger.staging import Written
 from ringsync.storage.port import AlreadyExistsError, ChecksumError, NotFoundError, ObjectStore, StorageError
 
@@ -34,6 +36,10 @@ _ENTRY = re.compile(r"[^/]+/([^/]+)/(CommitLog-[^/]+\.log)\.json")
 
 class ArchiveError(StorageError):
     """A segment cannot be archived: the message names it and says what to do."""
+
+
+class ShortSegmentError(ArchiveError):
+    """A segment does not reach what its index says: it is damaged, or a mounted folder shows old pages of it."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +93,8 @@ def archive_segment(
     now_ms: int,
     folder: str = WAITING,
     written: Written | None = None,
+    *,
+    even_short: bool = False,
 ) -> ArchivedSegment:
     """Put a finished segment into the archive. When this returns, all of it is durable; repeating it is safe.
 
@@ -94,11 +102,15 @@ def archive_segment(
     :param began_ms: when the segment before it was written last; 0: unknown
     :param folder: WAITING or READ
     :param written: write times of its rows; None: unknown
+    :param even_short: whether it is archived though it does not reach what its index says
     :raises OSError: the file cannot be read
+    :raises ShortSegmentError: it does not reach what its index says
     :raises ArchiveError: the archive has another segment of this name
     """
     ended_ms = int(file.stat().st_mtime * 1000)
     data = file.read_bytes()
+    if not even_short and (reason := _why_short(data, file.name, index)) is not None:
+        raise ShortSegmentError(f"{file}: {reason}")
     entry = ArchivedSegment(
         *(node, file.name, index, len(data), google_crc32c.value(data), began_ms, ended_ms, now_ms),
         *(written or (None, None)),
@@ -109,6 +121,22 @@ def archive_segment(
     if (there.size, there.crc32c) != (entry.size, entry.crc32c):
         raise ArchiveError(_OTHER.format(store.uri(f"{folder}{node}/{file.name}")))
     return there  # Cassandra has linked it again after a crash
+
+
+def completed_at(index: str) -> int | None:
+    """Return the position that a segment reaches by its ``_cdc.idx``; None: it does not say so."""
+    parsed = parse_index(index.encode())
+    return parsed.offset if parsed is not None and parsed.completed else None
+
+
+def _why_short(data: bytes, name: str, index: str) -> str | None:
+    """Tell why a segment is not what its index says; None: it is."""
+    if (offset := completed_at(index)) is None:
+        return "its index does not say that it is complete"
+    try:
+        return why_short(data, name, offset)
+    except SegmentError as error:
+        return str(error)
 
 
 def _put_all(store: ObjectStore, folder: str, entry: ArchivedSegment, data: bytes) -> None:
@@ -176,6 +204,13 @@ def read_segment(store: ObjectStore, folder: str, entry: ArchivedSegment) -> byt
     if google_crc32c.value(data) != entry.crc32c:
         raise ChecksumError(f"{store.uri(f'{folder}{entry.node}/{entry.name}')} has other bytes than were archived")
     return data
+
+
+def is_moved(store: ObjectStore, entry: ArchivedSegment) -> bool:
+    """Tell whether all of a segment that waits is in ``cdc_archive/``, too: moving it was cut off."""
+    path = f"{READ}{entry.node}/{entry.name}"
+    there = store.stat(path) if store.stat(f"{path}.json") is not None else None
+    return there is not None and (there.size, there.crc32c) == (entry.size, entry.crc32c)
 
 
 def mark_read(store: ObjectStore, entry: ArchivedSegment, data: bytes, written: Written | None) -> None:

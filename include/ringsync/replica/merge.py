@@ -100,7 +100,7 @@ def merge_changes(
     :param state: state to merge; changes added later stay
     :param dead_kept_s: seconds to keep dead rows; at least the table's ``gc_grace_seconds``
     :param properties: user metadata of the commit beside ``merged_pass``, e.g. ``run_id``
-    :raises delta.exceptions.DeltaConcurrentModificationException: another writer has written to the base meanwhile;
+    :raises CONFLICTS: another writer has written to the base meanwhile;
         nothing was merged, or the changes are still there
     :raises StaleStateError: the base has another version than the state, with the same effect: another merge or repair,
         a bootstrap or a change of the table's schema came first

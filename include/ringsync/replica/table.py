@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
+from delta import exceptions
 from delta.tables import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
@@ -31,6 +32,14 @@ from ringsync.replica.base import (
 )
 from ringsync.replica.changes import REPAIR, VERSION, ReplicaState
 from ringsync.schema.table import TableSchema
+
+CONFLICTS = (
+    *(exceptions.ConcurrentAppendException, exceptions.ConcurrentDeleteDeleteException),
+    *(exceptions.ConcurrentDeleteReadException, exceptions.ConcurrentTransactionException),
+    *(exceptions.ConcurrentWriteException, exceptions.DeltaConcurrentModificationException),
+    *(exceptions.MetadataChangedException, exceptions.ProtocolChangedException),
+)
+"""What Delta raises when another writer was faster: in Python these have no class in common."""
 
 
 @dataclass(frozen=True)

@@ -232,6 +232,22 @@ def read_segment(
     return Segment(descriptor, padded(b"".join(parts)), walk.sections, walk.damages, walk.position, certain, -1)
 
 
+def why_short(data: bytes | memoryview, name: str, completed_at: int) -> str | None:
+    """Tell why a completed segment does not reach what its index says; None: it does. Only sync markers are read.
+
+    :param data: the whole file
+    :param completed_at: offset in its index
+    :raises SegmentError: it has no intact descriptor
+    """
+    view = memoryview(data)
+    descriptor = read_descriptor(view, name)
+    is_packed = descriptor.codec != "plain"
+    walk = _Walk(view, descriptor, Wanted(completed_at=completed_at), is_packed)
+    for start, end in walk:
+        walk.position += max(_claimed_length(view[start:end]), 0) if is_packed else end - start
+    return walk.damages[0].reason if walk.damages else None
+
+
 def _in_place(view: memoryview, sections: list[Section]) -> tuple[npt.NDArray[np.uint8], int]:
     """Return the file itself if enough bytes follow the last section, as in all segments that are not quite full.
     Otherwise return a copy of the sections. Return also the byte of the file at which the buffer begins."""

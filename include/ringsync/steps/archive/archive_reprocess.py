@@ -40,7 +40,15 @@ from ringsync.steps.loop import PASSING, connect_patiently, put_status, start_wo
 from ringsync.steps.own_keyspace import create_state
 from ringsync.steps.passes.follow_ups import digests_kept_ms
 from ringsync.steps.stage.node_log import SYNC_MARGIN_MS, UNKNOWN_SYNC_MS, NodeLog
-from ringsync.steps.stage.stage_task import Staged, StagedTable, StageTask, StageWork, Windows, check_counts
+from ringsync.steps.stage.stage_task import (
+    Staged,
+    StagedTable,
+    StageTask,
+    StageWork,
+    Windows,
+    check_counts,
+    keep_damaged,
+)
 from ringsync.steps.sync_plan import SyncPlan, interval_at, plan_of
 from ringsync.storage.port import NotFoundError, StorageError
 from ringsync.wiring import cluster_settings
@@ -75,7 +83,7 @@ def run(application: Application) -> tuple[Report, ExitCode]:
             entry for entry in archive.archived(store, READ, damaged) if entry.touches(options.since, options.until)
         ]
         again = [entry for entry in again if (entry.node, entry.name) not in known]
-    counts: Counter[str] = Counter(segments=len(waiting) + len(again), read=0, read_again=0, left=0)
+    counts: Counter[str] = Counter(segments=len(waiting) + len(again), read=0, read_again=0, moved=0, left=0)
     if waiting or again:
         spark = spark_session(f"archive_reprocess {application.run}", master=f"local[{config.sync.stage_cores}]")
         start_workers(spark.sparkContext, "ringsync.steps.stage.stage_task")
@@ -84,16 +92,19 @@ def run(application: Application) -> tuple[Report, ExitCode]:
         errors = ErrorTable(session, config.state.keyspace, store, config.sync.max_errors_per_hour)
         reprocessor = Reprocessor(application, session, spark.sparkContext, errors.put)
         reprocessor.read(waiting)
+        if options.since is not None:
+            again += reprocessor.read_in_part
+            counts["segments"] += len(reprocessor.read_in_part)
         reprocessor.read_again(again)
         counts.update(reprocessor.counts)
         damaged += dict.fromkeys(reprocessor.left)
-        counts["left"] = len(waiting) + len(again) - counts["read"] - counts["read_again"]
+        counts["left"] = counts["segments"] - counts["read"] - counts["read_again"] - counts["moved"]
         logs = reprocessor.logs
     left = sum(1 for _ in archive.archived(store, WAITING, []))
     put_status(store, "archive_reprocess", "archive", {"waiting": left, "problems": damaged})
     report: Report = {**counts, "waiting": left, **({"error": "; ".join(damaged)} if damaged else {})}
     if options.since is not None:
-        report["logs"] = logs
+        report["logs"] = sorted(set(logs))
     return report, ExitCode.COMPLETED_WITH_ERRORS if damaged else ExitCode.OK
 
 
@@ -105,6 +116,7 @@ class Reprocessor:
     :ivar put_errors: makes records that could not be decoded durable: rows of ``ERROR_ROWS`` and the node's id
     :ivar left: sentence on each segment that could not be read
     :ivar logs: the segments that were read, ``<node>/<name>``
+    :ivar read_in_part: those of which some or all was read before
     """
 
     application: Application
@@ -114,6 +126,7 @@ class Reprocessor:
     counts: Counter[str] = field(default_factory=Counter)
     left: list[str] = field(default_factory=list)
     logs: list[str] = field(default_factory=list)
+    read_in_part: list[ArchivedSegment] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._store, self._config = self.application.store, self.application.config
@@ -148,7 +161,7 @@ class Reprocessor:
         return frozenset(
             table_id
             for table_id, altered_ms in self._there.altered_ms.items()
-            if table_id not in self._there.with_cdc and entry.began_ms > altered_ms + margin_ms
+            if table_id not in self._there.with_cdc and altered_ms + margin_ms < entry.began_ms <= entry.ended_ms
         )
 
     def read(self, entries: Sequence[ArchivedSegment]) -> None:
@@ -173,11 +186,15 @@ class Reprocessor:
                 self._try(entry, partial(self._read_again, entry, Path(folder) / entry.name, windows))
 
     def _read_again(self, entry: ArchivedSegment, file: Path, windows: Windows) -> None:
-        work = StageWork(entry.node, str(file), Wanted(until=None), 0)
+        work = StageWork(entry.node, str(file), Wanted(completed_at=archive.completed_at(entry.index)), 0)
         past, left_out = self._histories.at(entry.ended_ms * 1000), self._left_out(entry)
         (part,) = self._stage([work], past, left_out, windows, by_arrival=False)
         if self._is_read(part):
-            self._check(part)
+            try:
+                check_counts(part, entry.node)  # its errors are known: they were retried or discarded since
+            except StepError:
+                self._forget([part])
+                raise
             self.counts.update(part.counts)
             self.logs.append(f"{entry.node}/{entry.name}")
             self.counts["read_again"] += 1
@@ -207,7 +224,10 @@ class Reprocessor:
                 (folder / entry.name).write_bytes(archive.read_segment(self._store, source, entry))
                 there.append(entry)
             except NotFoundError:
-                if archive.find(self._store, entry.node, entry.name) in (None, entry):
+                if archive.is_moved(self._store, entry):
+                    archive.remove(self._store, WAITING, entry)
+                    self.counts["moved"] += 1
+                elif archive.find(self._store, entry.node, entry.name) in (None, entry):
                     self.left.append(f"archived segment {entry.name} of node {entry.node} is gone: restore it")
             except StorageError as error:
                 self.left.append(str(error))
@@ -235,12 +255,15 @@ class Reprocessor:
                     continue
                 for part in staged:
                     self.counts.update(part.counts)
+            known = log.ends.keys() | (entry.segment_id for entry in entries if log.has_finished(entry.segment_id))
             unreadable = {entry.segment_id for entry in unread} - {part.part.segment_id for part in staged}
             for entry in (entry for entry in entries if entry.segment_id not in unreadable):
                 data = (folder / entry.name).read_bytes()
                 archive.mark_read(self._store, entry, data, written.get(entry.segment_id))
                 self.logs.append(f"{entry.node}/{entry.name}")
                 self.counts["read"] += 1
+                if entry.segment_id in known:
+                    self.read_in_part.append(entry)
             return
         raise StepError(f"{ATTEMPTS} times another process was faster with a commit: try again")
 
@@ -250,7 +273,8 @@ class Reprocessor:
         jobs: list[tuple[tuple[PastSchema, frozenset[str]], list[StageWork]]] = []
         for entry in entries:
             by = self._histories.at(entry.ended_ms * 1000), self._left_out(entry)
-            wanted = Wanted(after=log.ends.get(entry.segment_id, 0), until=None)
+            after = log.ends.get(entry.segment_id, 0)
+            wanted = Wanted(after=after, completed_at=archive.completed_at(entry.index))
             work = StageWork(log.node, str(folder / entry.name), wanted, log.number + 1)
             if jobs and jobs[-1][0] == by:
                 jobs[-1][1].append(work)
@@ -308,6 +332,7 @@ class Reprocessor:
             check_counts(part, part.work.node)
             if part.error_count:
                 self.put_errors(decode_rows(part.errors), part.work.node)
+            keep_damaged(self._store, part)
         except Exception:
             self._forget([part])
             raise

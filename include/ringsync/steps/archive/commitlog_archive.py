@@ -21,11 +21,13 @@ from typing import Any
 from ringsync.cluster.cluster import read_hosts, read_settings
 from ringsync.cluster.session import connect
 from ringsync.config import DEFAULT_QUEUE, Config
-from ringsync.ledger.archive import READ, WAITING, archive_segment, is_waiting, tidy
+from ringsync.ledger.archive import READ, WAITING, ShortSegmentError, archive_segment, is_waiting, tidy
 from ringsync.ledger.finished_segments import SegmentIds, finished_segments
+from ringsync.ledger.gaps import get_unread, put_unread
 from ringsync.ledger.staging import Written, commit_keys, get_commit
 from ringsync.status import forget
 from ringsync.steps.application import Application, ExitCode, Report
+from ringsync.steps.archive.aside import Aside
 from ringsync.steps.archive.raw_folder import TOTAL_SPACE, RawFolder, RawSegment, look, total_space
 from ringsync.steps.archive.upload_pace import UploadPace
 from ringsync.steps.loop import cycles, put_status
@@ -35,6 +37,19 @@ from ringsync.wiring import cluster_settings
 
 ASK_EVERY_S = 60.0
 """Time between two questions to the cluster: which nodes there are, and where their logs are."""
+
+ANSWER_S = 0.5
+"""So long a look waits for the cluster's answer."""
+
+TIDY_EVERY_S = 300.0
+"""Time between the ends of one tidying up and the begin of the next; within it, an upload that goes on is done."""
+
+OLD_PAGES_S = 60.0
+"""So long a segment that does not reach what its index says is read again: a mounted folder may show old pages. Then it
+is archived as it is, and damaged."""
+
+KEPT_ENDS = 64
+"""Segments that have left of which a node's loop remembers when they were written last."""
 
 SETTINGS_EVERY_S = 3600.0
 """Time between two questions to a node for its settings."""
@@ -53,13 +68,11 @@ def run(application: Application) -> tuple[Report, ExitCode]:
     def say() -> None:
         put_status(store, "commitlog_archive", queue, {"nodes": archiver.status(), "problems": []})
 
-    for number in cycles(store, config.sync.run_s, config.archive.poll_interval_ms / 1000, heeds_stop=False):
+    for _ in cycles(store, config.sync.run_s, config.archive.poll_interval_ms / 1000, heeds_stop=False):
         archiver.cycle(say)
         say()
-        if number == 0 and queue == DEFAULT_QUEUE:  # one queue does it for all
-            archiver.tidy()
-    if queue == DEFAULT_QUEUE:
-        archiver.tidy()
+        if queue == DEFAULT_QUEUE:  # one queue does it for all
+            archiver.tidy_aside()
     code = ExitCode.COMPLETED_WITH_ERRORS if archiver.is_failing else ExitCode.OK
     return {"queue": queue, "nodes": archiver.status(), **archiver.counts}, code
 
@@ -76,7 +89,10 @@ class ArchivedNode:
     :ivar free_bytes: room in the folder at the last look
     :ivar waiting: finished segments there
     :ivar archived: segments that this run has archived
-    :ivar archived_until_ms: when the last of them was written last, ms since the epoch
+    :ivar left_ms: when segments that have left were written last, ms since the epoch, by id
+    :ivar short_s: monotonic time when a segment was first seen not to reach what its index says, s, by id
+    :ivar unread: names of segments with changes that were seen and have not left, by id
+    :ivar noted: what of them is recorded; None: unknown yet
     :ivar error: why it cannot be looked at, or archived
     """
 
@@ -91,8 +107,24 @@ class ArchivedNode:
     free_bytes: int = field(default=0, compare=False)
     waiting: int = field(default=0, compare=False)
     archived: int = field(default=0, compare=False)
-    archived_until_ms: int = field(default=0, compare=False)
+    left_ms: dict[int, int] = field(default_factory=dict, compare=False)
+    short_s: dict[int, float] = field(default_factory=dict, compare=False)
+    unread: dict[int, str] = field(default_factory=dict, compare=False)
+    noted: dict[int, str] | None = field(default=None, compare=False)
     error: str | None = field(default=None, compare=False)
+
+    def began_ms(self, segment: RawSegment) -> int:
+        """Return when the segment before one was written last, ms since the epoch; 0: unknown."""
+        before = [ended_ms for identity, ended_ms in self.left_ms.items() if identity < segment.identity]
+        return segment.began_ms or max(before, default=0)
+
+    def leaves(self, segment: RawSegment) -> None:
+        """Remember a segment that has left."""
+        self.left_ms[segment.identity] = segment.ended_ms
+        self.short_s.pop(segment.identity, None)
+        self.unread.pop(segment.identity, None)
+        for identity in sorted(self.left_ms)[:-KEPT_ENDS]:
+            del self.left_ms[identity]
 
 
 @dataclass(frozen=True)
@@ -148,7 +180,8 @@ class Archiver:
         self._pace = UploadPace(rate * 2**20 if rate else None)
         self._nodes: dict[str, ArchivedNode] | None = None
         self._endpoints: dict[str, str] = {}
-        self._asked_s = -ASK_EVERY_S
+        self._asked_s = self._tidied_s = float("-inf")
+        self._asking, self._tidying = Aside(), Aside()
         self._without_entry: frozenset[str] = frozenset()
         self.counts: Counter[str] = Counter(segments=0, bytes=0, removed=0)
 
@@ -190,6 +223,7 @@ class Archiver:
         if not node.folder:
             return "it does not say where its cdc_raw is: sync.cdc_raw can name it", True
         found = self._look(node)
+        self._note_unread(node, found)
         if chosen := self._chosen(node, found, failed)[: self._settings.uploads]:
             if refused := self._not_ours(node):
                 return f"{_room(node, found)}, and nothing is archived: {refused}", True
@@ -204,6 +238,14 @@ class Archiver:
         if not node.total_bytes and not self._settings.total_mb:
             return "it does not tell this worker its cdc_total_space: archive.total_mb can say it", True
         return None, True
+
+    def tidy_aside(self) -> None:
+        """Tidy up if it is time, in a thread of its own: thousands of segments may have to go."""
+        if self._tidying.is_done():
+            self._tidying.result()
+            self._tidied_s = time.monotonic()
+        if not self._tidying.is_busy and time.monotonic() - self._tidied_s >= TIDY_EVERY_S:
+            self._tidying.begin(self.tidy)
 
     def tidy(self) -> None:
         """Remove what is kept no longer, of all nodes; a failure is only printed: the next run tries again."""
@@ -224,6 +266,18 @@ class Archiver:
         found = look(folder, node.total_bytes or self._settings.total_mb * 2**20 or total_space({}, folder))
         node.free_bytes, node.waiting = found.free, sum(segment.is_complete for segment in found.segments)
         return found
+
+    def _note_unread(self, node: ArchivedNode, found: RawFolder) -> None:
+        """Record which segments with changes wait, as the stage does while it works: should one of them be gone, the
+        stage misses it. What cannot be recorded now is recorded later."""
+        node.unread |= {segment.identity: segment.file.name for segment in found.segments if segment.index}
+        with suppress(StorageError):
+            if node.noted is None:
+                node.noted = get_unread(self._store, node.node)
+                node.unread = {**node.noted, **node.unread}
+            if node.unread != node.noted:
+                put_unread(self._store, node.node, node.unread)
+                node.noted = dict(node.unread)
 
     def _needed(self, node: ArchivedNode, found: RawFolder) -> float:
         """Return the room that must be free, bytes."""
@@ -262,10 +316,11 @@ class Archiver:
                 if keeps_all or not is_read:
                     self._pace.wait(segment.size)
                     now_ms, folder = int(time.time() * 1000), READ if is_read else WAITING
-                    began_ms = segment.began_ms or node.archived_until_ms
-                    written = committed.written.get(segment.identity) if is_read else None
+                    since_s = node.short_s.get(segment.identity, time.monotonic())
                     archive_segment(
-                        self._store, node.node, segment.file, segment.index, began_ms, now_ms, folder, written
+                        *(self._store, node.node, segment.file, segment.index, node.began_ms(segment), now_ms, folder),
+                        committed.written.get(segment.identity) if is_read else None,
+                        even_short=time.monotonic() - since_s >= OLD_PAGES_S,
                     )
                     uploaded = segment.size
                 segment.remove()
@@ -277,7 +332,11 @@ class Archiver:
 
         with ThreadPoolExecutor(self._settings.uploads) as pool:
             results = list(pool.map(move, segments))
-        node.archived_until_ms = max(segment.ended_ms for segment in segments)
+        for segment, result in zip(segments, results, strict=True):
+            if isinstance(result, ShortSegmentError):
+                node.short_s.setdefault(segment.identity, time.monotonic())
+            elif not isinstance(result, Exception):
+                node.leaves(segment)
         sizes = [size for size in results if isinstance(size, int)]
         archived = sum(size > 0 for size in sizes)
         node.archived += archived
@@ -311,14 +370,17 @@ class Archiver:
         return other_claims(self._store, folder, os.listdir(folder), node.node, self._endpoints)
 
     def _find_nodes(self) -> None:
-        """Ask which nodes there are, once in a minute; while the cluster is away, those of before are watched."""
+        """Ask which nodes there are, once in a minute; while the cluster is away, those of before are watched, also
+        while it is asked."""
         if self._nodes is None:
             self._nodes = {node.node: node for node in self._remembered()}
-        if time.monotonic() - self._asked_s < ASK_EVERY_S:
+        if not self._asking.is_busy and time.monotonic() - self._asked_s >= ASK_EVERY_S:
+            self._asked_s = time.monotonic()
+            self._asking.begin(lambda: list(self._cluster.nodes(self._wants)))
+        if not self._asking.is_done(ANSWER_S):
             return
-        self._asked_s = time.monotonic()
         try:
-            answer = list(self._cluster.nodes(self._wants))
+            answer = self._asking.result()
             self._endpoints = {told.node: told.endpoint for told, _ in answer}
             for told, settings in answer:
                 if self._config.sync.queue_of(told.address, told.node) == self._queue:

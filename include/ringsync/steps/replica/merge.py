@@ -212,11 +212,9 @@ def merge_table(application: Application, table: TableSchema, gc_grace_s: int, s
     :param state: :class:`ringsync.replica.changes.ReplicaState`
     :raises StepError: another writer was faster, or the counts do not reconcile
     """
-    from delta.exceptions import DeltaConcurrentModificationException
-
     from ringsync.replica.base import replica_folder
     from ringsync.replica.merge import merge_changes, tidy
-    from ringsync.replica.table import ReplicaTable
+    from ringsync.replica.table import CONFLICTS, ReplicaTable
 
     started = time.monotonic()
     if state.changes_version < 0:
@@ -234,7 +232,7 @@ def merge_table(application: Application, table: TableSchema, gc_grace_s: int, s
             properties={"run_id": application.run},
         )
         compacted = tidy(spark, application.store, replica, state.options)
-    except DeltaConcurrentModificationException as error:
+    except CONFLICTS as error:
         raise StepError(
             f"{replica.uri}: a bootstrap, a repair or an ALTER TABLE has changed the replica meanwhile; merge again: "
             f"{error}"

@@ -36,6 +36,9 @@ ROWS_OF_A_TASK = 100_000
 CHANGES_OF_A_TASK = 32 << 20
 """About how many bytes of the table of changes a task has in memory."""
 
+REPAIRS = 5
+"""How often a repair is begun while merges are faster."""
+
 
 def run(application: Application, clock: Callable[[], float] = time.time) -> tuple[Report, ExitCode]:
     """Verify, and repair if asked.
@@ -104,14 +107,18 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
     report = {**describe(comparison, plan), "replica_pass": seen.applied}
     if application.options.repair and not comparison.is_equal:
         level, first = repair_level(store, plan), seen
-        written = repair(
-            replica,
-            source_images(comparison.differing_ranges, level),
-            comparison.differing_ranges,
-            up_to_pass=seen.applied,
-            properties={"run_id": application.run},
-            check=lambda: check_base(store, table, first),
-        )
+
+        def correct() -> Any:
+            return repair(
+                replica,
+                source_images(comparison.differing_ranges, level),
+                comparison.differing_ranges,
+                up_to_pass=state().applied,
+                properties={"run_id": application.run},
+                check=lambda: check_base(store, table, first),
+            )
+
+        written = again_after_conflicts(correct)
         outdate_merges(store, table, int(clock() * 1000))
         comparison = compare(state())
         report = {
@@ -123,6 +130,21 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
         # Later rows were not compared: they may be on their way.
         note_verified(store, table.table_id, min(int(plan.now * 1000), seen.as_of_us // 1000))
     return report, ExitCode.OK if comparison.is_equal else ExitCode.COMPLETED_WITH_ERRORS
+
+
+def again_after_conflicts(repair: Callable[[], Any]) -> Any:
+    """Repair, and again if a merge has written to the same files meanwhile.
+
+    :raises StepError: merges were faster each time
+    """
+    from ringsync.replica.table import CONFLICTS
+
+    for _ in range(REPAIRS):
+        try:
+            return repair()
+        except CONFLICTS as error:
+            print(f"ringsync: a merge was faster, and the repair begins anew: {error}", flush=True)
+    raise StepError(f"{REPAIRS} times a merge was faster than the repair: repair again when no merge runs")
 
 
 def repair_level(store: ObjectStore, plan: ScanPlan) -> str:

@@ -54,7 +54,15 @@ from ringsync.steps.stage.former_nodes import FormerNodes
 from ringsync.steps.stage.lost_segments import LostSegments
 from ringsync.steps.stage.node_log import NodeLog
 from ringsync.steps.stage.schemas import QueueSchemas
-from ringsync.steps.stage.stage_task import Staged, StagedTable, StageTask, StageWork, Windows, check_counts
+from ringsync.steps.stage.stage_task import (
+    Staged,
+    StagedTable,
+    StageTask,
+    StageWork,
+    Windows,
+    check_counts,
+    keep_damaged,
+)
 from ringsync.steps.sync_plan import SyncPlan, interval_at, plan_of
 from ringsync.storage.port import ObjectStore
 from ringsync.wiring import cluster_settings
@@ -453,7 +461,7 @@ class Stager:
         try:
             for part in taken:
                 check_counts(part, log.node)
-                self._keep_damaged(log, part)
+                keep_damaged(self._store, part)
             if undecoded := [decode_rows(part.errors) for part in taken if part.error_count]:
                 log.surplus_errors += self._put_errors(pa.concat_batches(undecoded), log.node)
         except Exception:
@@ -469,14 +477,6 @@ class Stager:
         """Remove files that no commit will list."""
         for key in (key for part in staged for key in part.files):
             self._store.delete(key)
-
-    def _keep_damaged(self, log: NodeLog, staged: Staged) -> None:
-        """Keep a copy of a segment that could not be read whole, before the segment is removed."""
-        key = f"cdc_damaged/{log.node}/{staged.part.segment}"
-        there = self._store.stat(key)
-        file = Path(staged.work.file)
-        if (staged.damage and (there is None or there.size != file.stat().st_size)) or (staged.part.finished and there):
-            self._store.put(key, file.read_bytes())
 
     @property
     def is_failing(self) -> bool:

@@ -366,3 +366,12 @@ def check_counts(staged: Staged, node: str) -> None:
     outcomes = sum(counts[name] for name in ("staged", "late", "repeated", "of_dropped_tables", "too_old", "not_cdc"))
     if counts["rows"] != outcomes:
         raise StepError(f"{staged.part.segment} of {node}: {counts['rows']} rows decoded, {outcomes} accounted for")
+
+
+def keep_damaged(store: ObjectStore, staged: Staged) -> None:
+    """Keep a copy of a segment that could not be read whole, before the segment is removed."""
+    key = f"cdc_damaged/{staged.work.node}/{staged.part.segment}"
+    there = store.stat(key)
+    file = Path(staged.work.file)
+    if (staged.damage and (there is None or there.size != file.stat().st_size)) or (staged.part.finished and there):
+        store.put(key, file.read_bytes())
