@@ -1,0 +1,259 @@
+"""While the archive works: folders that show old pages, uploads that fail, a store or a cluster that is away."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ringsync.ledger.archive import READ, WAITING, archived
+from ringsync.ledger.gaps import get_unread
+from ringsync.steps.archive import commitlog_archive
+from ringsync.steps.archive.archive_reprocess import Reprocessor
+from ringsync.steps.archive.commitlog_archive import ArchivedNode, Archiver
+from ringsync.storage.local import LocalStore
+from ringsync.storage.port import UnavailableError
+from tests.steps.test_archive import Nodes, archiver, config, fill, names
+from tests.steps.test_archive_reprocess import Reprocessed
+from tests.steps.test_lost_segments import begin_anew, later
+from tests.steps.test_stager import HOST, NOW_S, TABLES, Cluster, Sync, written
+from tests.steps.test_stager_cdc_off import index_of, sync_segment
+
+
+@pytest.fixture
+def raw(tmp_path: Path) -> Path:
+    return tmp_path / "cdc_raw"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalStore:
+    return LocalStore(tmp_path / "lake")
+
+
+@pytest.fixture
+def of_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Reprocessed:
+    return Reprocessed(tmp_path, monkeypatch)
+
+
+def markers(raw: bytes) -> list[int]:
+    """Places of the sync markers of a plain segment, with that of zeros behind the last section."""
+    (length,) = struct.unpack_from(">H", raw, 12)
+    places = [14 + length + 4]
+    while (end := struct.unpack_from(">i", raw, places[-1])[0]) > places[-1]:
+        places.append(end)
+    return places
+
+
+def spoil(segment: Path, how: str) -> None:
+    """Have the index tell where a segment ends, and the last section that holds something be missing."""
+    raw = segment.read_bytes()
+    *_, cut, end = markers(raw)
+    index_of(segment).write_text(f"{end}\nCOMPLETED")
+    spoiled = {"whole": raw, "zeros": raw[:cut] + bytes(len(raw) - cut), "shorter": raw[:cut]}
+    segment.write_bytes(spoiled[how])
+
+
+@pytest.mark.parametrize("how", ["whole", "zeros", "shorter"])
+def test_old_pages_of_a_segment_are_not_taken_for_it(
+    of_node: Reprocessed, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was deleted once they were archived, and nobody missed its end."""
+    segment = of_node.sync.segment
+    whole = segment.read_bytes()
+    spoil(segment, how)
+    watch = Archiver(config(policy="always"), of_node.store, "default", Nodes({HOST.id: of_node.raw}))
+    watch.cycle()
+    if how != "whole":
+        assert (segment.exists(), names(of_node.store, WAITING)) == (True, [])
+        assert "it was cut off or overwritten" in str(watch.status()[HOST.id]["error"])
+        segment.write_bytes(whole)
+        watch.cycle()
+    assert (segment.exists(), watch.is_failing, names(of_node.store, WAITING)) == (False, False, [segment.name])
+    assert of_node.read()["rows"] == 241
+
+
+def test_what_stays_cut_off_is_archived_and_told_as_damage(
+    of_node: Reprocessed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    segment = of_node.sync.segment
+    spoil(segment, "shorter")
+    content = segment.read_bytes()
+    watch = Archiver(config(policy="always"), of_node.store, "default", Nodes({HOST.id: of_node.raw}))
+    watch.cycle()
+    assert segment.exists()
+    monkeypatch.setattr(commitlog_archive, "OLD_PAGES_S", 0.0)
+    watch.cycle()
+    assert (segment.exists(), watch.is_failing) == (False, False)
+    counts = of_node.read()
+    assert (counts["damages"], of_node.sync.errors) == (1, 1)
+    assert of_node.store.get(f"cdc_damaged/{HOST.id}/{segment.name}") == content
+
+
+def test_what_a_crashed_node_had_not_synced_is_no_damage_in_the_archive(of_node: Reprocessed) -> None:
+    """Cassandra writes the size of the file into its index; records follow under a marker of zeros."""
+    segment = of_node.sync.segment
+    raw = bytearray(segment.read_bytes())
+    end = markers(bytes(raw))[-1]
+    raw[end + 100 : end + 105] = b"never"
+    segment.write_bytes(raw)
+    index_of(segment).write_text(f"{len(raw)}\nCOMPLETED")
+    of_node.archive()
+    counts = of_node.read()
+    assert (counts["rows"], counts["damages"], of_node.sync.errors) == (241, 0, 0)
+
+
+def failing_once(store: LocalStore, name: str) -> Callable[..., Any]:
+    """Have the first upload of a segment fail."""
+    real, failed = store.put, list[str]()
+
+    def put(key: str, *given: Any, **named: Any) -> Any:
+        if key.endswith(name) and not failed:
+            failed.append(key)
+            raise UnavailableError("503 slow down")
+        return real(key, *given, **named)
+
+    return put
+
+
+def test_a_segment_that_is_archived_behind_later_ones_began_before_its_own_writes(
+    of_node: Reprocessed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It seemed to begin with the end of a later one. So a table that has lost cdc in between lost its rows."""
+    first = of_node.sync.segment
+    second = first.with_name("CommitLog-7-1800000000000.log")
+    shutil.copy(first, second)
+    sync_segment(second)
+    for file, hours in ((first, 3), (second, 1)):
+        os.utime(file, (NOW_S - hours * 3600, NOW_S - hours * 3600))
+    store: Any = of_node.store
+    monkeypatch.setattr(store, "put", failing_once(store, first.name))
+    watch = Archiver(config(policy="always"), store, "default", Nodes({HOST.id: of_node.raw}))
+    for _ in range(2):
+        watch.cycle()
+    assert (first.exists(), second.exists()) == (False, False)
+    of_node.without_cdc = frozenset((written().table_id,))
+    of_node.altered_ms = int((NOW_S - 2 * 3600) * 1000)
+    (entry,) = (one for one in archived(store, WAITING) if one.name == first.name)
+    assert entry.began_ms <= entry.ended_ms
+    found = of_node.reprocessor()
+    found.read([entry])
+    assert (found.counts["rows"], found.counts["staged"], found.counts["not_cdc"]) == (241, 241, 0)
+
+
+def test_what_vanishes_while_only_the_archive_works_is_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store is away, and Cassandra (cdc_block_writes: false) removes the oldest. The stage knew of others only."""
+    sync = Sync(tmp_path, Cluster(TABLES, TABLES), monkeypatch)
+    index_of(sync.segment).write_text("0")
+    sync.cycle()
+    sync_segment(sync.segment)
+    watch = Archiver(config(policy="always"), sync.store, "default", Nodes({HOST.id: sync.segment.parent}))
+    watch.cycle()
+    assert (sync.segment.exists(), get_unread(sync.store, HOST.id)) == (False, {})
+    more = [sync.segment.with_name(f"CommitLog-7-18000000000{number:02}.log") for number in range(3)]
+    for file in more:
+        file.write_bytes(b"x" * 1000)
+        sync_segment(file)
+    with monkeypatch.context() as away:
+        away.setattr(sync.store, "put", lambda *_, **__: (_ for _ in ()).throw(UnavailableError("the store is away")))
+        watch.cycle()
+    for file in more:
+        file.unlink()
+        index_of(file).unlink()
+    watch.cycle()
+    assert sorted(get_unread(sync.store, HOST.id).values()) == [file.name for file in more]
+    begin_anew(sync)
+    assert "was removed from its cdc_raw before it was read" in str(later(sync))
+    assert len(sync.store.list(f"gaps/{HOST.id}/")) == len(more)
+
+
+def test_tidying_up_keeps_nobody_from_looking(raw: Path, store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands of segments may have to go, each with three requests."""
+    files, ended, begun = fill(raw, 6), threading.Event(), threading.Event()
+
+    def tidy(*_: Any) -> tuple[int, frozenset[str]]:
+        begun.set()
+        assert ended.wait(60)
+        return 7, frozenset()
+
+    monkeypatch.setattr(commitlog_archive, "tidy", tidy)
+    watch = archiver(store, Nodes({"a": raw}))
+    watch.tidy_aside()
+    assert begun.wait(60)
+    watch.cycle()
+    watch.tidy_aside()
+    assert not files[0].exists()
+    ended.set()
+    while watch.counts["forgotten"] == 0:
+        time.sleep(0.01)
+    watch.tidy_aside()
+    assert watch.counts["forgotten"] == 7
+
+
+class Hanging(Nodes):
+    """A cluster whose contact points take connections, and say nothing."""
+
+    def __init__(self, folders: dict[str, Path]) -> None:
+        super().__init__(folders)
+        self.answers = threading.Event()
+
+    def nodes(self, wants: Callable[[ArchivedNode], bool]) -> Iterator[tuple[ArchivedNode, dict[str, str]]]:
+        assert self.answers.wait(60)
+        return super().nodes(wants)
+
+
+def test_a_cluster_that_does_not_answer_keeps_nobody_from_looking(
+    raw: Path, store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(raw, 1)
+    archiver(store, Nodes({"a": raw})).cycle()
+    files, silent = fill(raw, 6), Hanging({"a": raw})
+    monkeypatch.setattr(commitlog_archive, "ANSWER_S", 0.01)
+    watch = archiver(store, silent)
+    watch.cycle()
+    assert not files[0].exists()
+    silent.answers.set()
+
+
+@pytest.mark.parametrize("staged", [0, 400_000, 10**9])
+def test_an_interval_reads_a_waiting_segment_whole(of_node: Reprocessed, staged: int) -> None:
+    """Of what the stage had read before, nothing was read again, though the report named the segment."""
+    segment, settings = of_node.sync.segment, of_node.sync.stager._config
+    size = segment.stat().st_size
+    if staged:
+        index_of(segment).write_text(f"{staged}" if staged < size else f"{size}\nCOMPLETED")
+        settings.archive = config(policy="always").archive
+        of_node.sync.cycle()
+    index_of(segment).write_text(f"{size}\nCOMPLETED")
+    of_node.archive()
+    again = list(archived(of_node.store, READ))
+    found = of_node.reprocessor()
+    found.read(list(archived(of_node.store, WAITING)))
+    behind = found.counts["rows"]
+    found.read_again([*again, *found.read_in_part])
+    assert (len(again), len(found.read_in_part)) == (int(staged > size), int(0 < staged < size))
+    assert found.counts["rows"] == 241 + (behind if 0 < staged < size else 0)
+
+
+def test_reading_again_puts_no_error_that_was_dealt_with(of_node: Reprocessed) -> None:
+    """Discarded and solved records came back with a backfill of any interval."""
+    of_node.archive()
+    of_node.tables = tuple(table for table in TABLES if table.table_id != written().table_id)
+    for stat in of_node.store.list("schemas/"):
+        if written().table_id in stat.key or f"/{written().full_name}/" in stat.key:
+            of_node.store.delete(stat.key)
+    found: Reprocessor = of_node.reprocessor()
+    found.read(list(archived(of_node.store, WAITING)))
+    errors = of_node.sync.errors
+    assert errors > 10
+    again = of_node.reprocessor()
+    again.read_again(list(archived(of_node.store, READ)))
+    print(found.counts, again.counts)
+    assert (again.counts["read_again"], again.counts["errors"]) == (1, found.counts["errors"])
+    assert of_node.sync.errors == errors
