@@ -254,6 +254,5 @@ def test_reading_again_puts_no_error_that_was_dealt_with(of_node: Reprocessed) -
     assert errors > 10
     again = of_node.reprocessor()
     again.read_again(list(archived(of_node.store, READ)))
-    print(found.counts, again.counts)
     assert (again.counts["read_again"], again.counts["errors"]) == (1, found.counts["errors"])
     assert of_node.sync.errors == errors
