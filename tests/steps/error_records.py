@@ -14,6 +14,7 @@ import pyarrow as pa
 from ringsync.changes.columns import logged_tables
 from ringsync.config import Config
 from ringsync.formats.commitlog.reader import ERROR_ROWS, read_log
+from ringsync.ledger.error_tries import mark_taken
 from ringsync.ledger.passes import LATE, Pass, digests_key, encode_digests, get_pass, pass_numbers, put_pass
 from ringsync.ledger.staging import decode_rows
 from ringsync.schema.from_cql import parse_schema
@@ -124,6 +125,7 @@ def publish_late(folder: Path | ObjectStore, most: int | None = None) -> int:
         key = digests_key(table_id, LATE, number, "a")
         store.put(key, encode_digests(pa.array(new, pa.binary(16))))
         assert put_pass(store, Pass(number, "changes", table_id, int(NOW_S * 1000), digests={LATE: (key,)}))
+        mark_taken(store, stat.key, "published")
         store.delete(stat.key)
         count += len(new)
     return count

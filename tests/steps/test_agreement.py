@@ -127,7 +127,7 @@ def test_no_key_is_in_two_slices_of_a_pass_when_the_ring_changes() -> None:
     passes = 0
     while found := settle_together(buckets, now, BUCKET.end * 9, closed_until=BUCKET.end * 9, most=10**6):
         passes += 1
-        slices = cut(found, {one.bucket: () for one in found})
+        slices = cut(found, {one.bucket: () for one in found}, {one.bucket: () for one in found})
         for token in rows.values():
             holding = {
                 name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,11 +25,13 @@ from ringsync.schema.table import Column, TableSchema
 from ringsync.status import LATE_ROWS
 from ringsync.steps.application import StepError
 from ringsync.steps.close.agreement import Reading, Settled
-from ringsync.steps.close.bucket_close import REPEATED_MS, count, published_before
+from ringsync.steps.close.bucket_close import REPEATED_MS, count, published_before, published_elsewhere
 from ringsync.steps.close.close_task import SliceOfBucket, SliceResult, StagedFiles, close_slice, forget_waiting
+from ringsync.steps.late.late_pass import by_bucket
 from ringsync.steps.passes import make as passes
-from ringsync.steps.passes.make import PassContext, commit
+from ringsync.steps.passes.make import PassContext, commit, make_outputs
 from ringsync.steps.passes.rows_after import After, AfterReader
+from ringsync.storage.port import NotFoundError
 from ringsync.streams.files import FileStream
 from ringsync.streams.messages import envelope_schema, key_schema
 from tests.mortal_store import MortalStore
@@ -83,9 +86,9 @@ class Lake:
         reading = Reading(((places[0], "a"),), WHOLE_RING.unwrap(), len(writes))
         settled = settled_in(bucket, everywhere=everywhere)
         published = published_before(self.passes, settled, by_arrival)
-        reader = AfterReader(load_config(self.conf), VERSION, "none", RING, control=None, replica=None)  # type: ignore[arg-type]
-        context = PassContext(reader, "test.shop.t", number, f"{self.tries:08x}", "", False, {}, 1)
-        slices = [SliceOfBucket(str(bucket), (reading,), published)]
+        elsewhere = published_elsewhere(self.passes, settled, published)
+        context = self.context(late=False)
+        slices = [SliceOfBucket(str(bucket), (reading,), published, elsewhere)]
         self.last_task = (context, self.store, StagedFiles(self.store, VERSION), "0000", slices, by_arrival)
         found = close_slice(*self.last_task)
         if found.outputs:
@@ -93,6 +96,22 @@ class Lake:
             assert made is not None
             self.passes.append(made)
         return found
+
+    def publish_late(self, writes: list[Write], closed_until_ms: int) -> Pass:
+        """Publish what these writes have left as late rows, without a look at what was published before."""
+        self.tries += 1
+        rows = VERSION.to_store(change_rows(writes, TABLE))
+        context = self.context(late=True)
+        outputs = make_outputs(context, self.store, by_bucket(rows, NOW.length, closed_until_ms), "late").outputs
+        assert outputs is not None
+        made = commit(self.store, context, [outputs], {})
+        assert made is not None
+        self.passes.append(made)
+        return made
+
+    def context(self, *, late: bool) -> PassContext:
+        reader = AfterReader(load_config(self.conf), VERSION, "none", RING, control=None, replica=None)  # type: ignore[arg-type]
+        return PassContext(reader, "test.shop.t", len(self.passes) + 1, f"{self.tries:08x}", "", late, {}, 1)
 
 
 @pytest.fixture
@@ -148,6 +167,46 @@ def test_what_a_writer_has_repeated_is_known_to_a_run_that_begins_later(lake: La
     started_ms = lake.passes[0].created_at_ms + 5_000
     bucket = Bucket(started_ms // NOW.length * NOW.length + NOW.length, NOW.length)
     assert outcome(lake.publish(bucket, [OF_ITS_TIME], by_arrival=True, everywhere=True)) == (0, 1)
+
+
+@pytest.mark.parametrize("everywhere", [False, True])
+@pytest.mark.parametrize("by_arrival", [False, True])
+def test_what_was_published_as_late_while_it_waited_in_an_open_bucket_is_known(
+    lake: Lake, by_arrival: bool, everywhere: bool
+) -> None:
+    """A backfill reads it again; or a close was killed after it had the row wait. The close looked only at its own
+    bucket, and the late row's digest is kept with the bucket of its write time: the row was published twice."""
+    began_ms = int(time.time() * 1000)
+    bucket = Bucket(began_ms // NOW.length * NOW.length, NOW.length)
+    own = Write(1, 1, "x", bucket.start * 1000 + 5)
+    ahead = Write(2, 1, "x", (bucket.start + 60 * NOW.length) * 1000)
+    past = Write(3, 1, "x", (bucket.start - 20 * NOW.length) * 1000)  # by arrival; or it was until lately
+    fresh = [replace(write, seq=2) for write in (own, ahead, past)]
+    made = lake.publish_late([own, ahead, past], bucket.start - 4 * NOW.length)
+    assert len(made.digests) == 3
+    found = lake.publish(bucket, [own, ahead, past, *fresh], by_arrival=by_arrival, everywhere=everywhere)
+    assert outcome(found) == (3, 3)
+    assert outcome(lake.publish(bucket, [own, ahead, past, *fresh], by_arrival=by_arrival)) == (0, 6)
+
+
+def test_late_digests_of_other_buckets_are_read_only_for_rows_outside_of_their_bucket(lake: Lake) -> None:
+    """Most slices have none: their close makes no request more."""
+    made = lake.publish_late([AHEAD], NOW.start)
+    ((_, keys),) = made.digests.items()
+    bucket = Bucket(int(time.time() * 1000), 60_000)
+    settled = settled_in(bucket, everywhere=True)
+    assert published_elsewhere([made], settled, ()) == keys
+    assert published_elsewhere([made], settled, keys) == ()
+    assert published_elsewhere([replace(made, late=False)], settled, ()) == ()
+    before = replace(made, created_at_ms=bucket.start - REPEATED_MS - 2)
+    assert published_elsewhere([before], settled, ()) == keys, "the sync may have stood still since"
+    assert published_elsewhere([before, replace(made, created_at_ms=bucket.start - 1, digests={})], settled, ()) == ()
+    for key in keys:
+        lake.store.delete(key)
+    in_time = Write(5, 1, "x", bucket.start * 1000)
+    assert outcome(lake.publish(bucket, [in_time], by_arrival=True, everywhere=True)) == (1, 0)
+    with pytest.raises(NotFoundError):
+        lake.publish(bucket, [AHEAD], by_arrival=True, everywhere=True)
 
 
 def test_copies_are_known_after_the_table_was_told_to_go_by_arrival(lake: Lake) -> None:

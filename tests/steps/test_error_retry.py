@@ -18,6 +18,7 @@ from ringsync.changes.identity import TableVersion
 from ringsync.formats.commitlog.reader import ERROR_ROWS
 from ringsync.formats.commitlog.state import MALFORMED, REASONS
 from ringsync.ledger.dropped_tables import mark_dropped
+from ringsync.ledger.error_tries import TAKEN, mark_taken, read_tries
 from ringsync.ledger.staging import decode_rows
 from ringsync.ledger.table_versions import CdcBegun, version_of
 from ringsync.schema.table import TableSchema
@@ -80,11 +81,7 @@ class World:
         self.store._live()
 
     def settling(self) -> Settling:
-        def ids() -> frozenset[str]:
-            assert self.tables is not None
-            return self.tables.there
-
-        return Settling(self.store, self.errors, KEPT_MS, ids, lambda: self.now_s)
+        return Settling(self.store, self.errors, lambda: self.now_s)
 
     def _sleep(self, seconds: float) -> None:
         self.now_s += seconds
@@ -225,9 +222,16 @@ def test_rows_of_a_table_that_out_of_sequence_found_gone_are_removed(world: Worl
     version_of(world.store, ORDERS)
     CdcBegun(world.store).begins(ORDERS.table_id)
     world.tables = known(world.store, tuple(table for table in TABLES if table != ORDERS))
-    world.sleeps = lambda: [world.store.delete(stat.key) for stat in world.store.list(LATE_ROWS)]
+
+    def forget() -> None:
+        for stat in world.store.list(LATE_ROWS):
+            mark_taken(world.store, stat.key, "of_dropped_tables")
+            world.store.delete(stat.key)
+
+    world.sleeps = forget
     assert outcomes(world.retry()) == {"of_dropped_tables": 2}
     assert not world.errors.kept
+    assert not world.store.list(TAKEN)
 
 
 def test_a_late_file_that_somebody_has_removed_is_not_taken_for_published(world: World) -> None:
@@ -239,16 +243,75 @@ def test_a_late_file_that_somebody_has_removed_is_not_taken_for_published(world:
     assert world.published() == sorted(set(wanted(few(ORDERS, 2))))
 
 
-def test_digests_that_are_forgotten_by_now(world: World) -> None:
-    """The file is gone, and it was there: it was published, though no pass of that time is kept."""
+def test_a_late_file_that_was_removed_long_ago_is_not_taken_for_published_either(world: World) -> None:
+    """It was taken for published as soon as digests of its time were forgotten, and its records were lost."""
     world.errors.put(few(ORDERS, 2), NODE)
     world.sleeps = lambda: None
     world.retry()
     for stat in world.store.list(LATE_ROWS):
         world.store.delete(stat.key)
     world.now_s += KEPT_MS / 1000
+    assert world.settling().settle() == []
+    assert len(world.errors.kept) == 2
+    assert not world.store.list("errors/retry/")
+    world.sleeps = lambda: publish_late(world.folder)
+    assert outcomes(world.retry()) == {"published": 2}
+    assert world.published() == sorted(set(wanted(few(ORDERS, 2))))
+
+
+def forget_digests(world: World) -> None:
+    """Time goes by: no pass of now is kept."""
+    world.now_s += KEPT_MS / 1000
+    for stat in world.store.list("sync/"):
+        world.store.delete(stat.key)
+
+
+def test_what_was_published_is_known_after_its_digests_are_forgotten(world: World) -> None:
+    """``out_of_sequence`` has marked the file before it removed it."""
+    world.errors.put(few(ORDERS, 2), NODE)
+    world.sleeps = lambda: None
+    world.retry()
+    publish_late(world.folder)
+    forget_digests(world)
     assert [(one.outcome, one.records) for one in world.settling().settle()] == [("published", 1)] * 2
     assert not world.errors.kept
+    assert not world.store.list("errors/")
+
+
+@pytest.mark.parametrize("soon", [True, False])
+def test_a_file_that_a_version_without_marks_has_published(world: World, soon: bool) -> None:
+    """Digests prove it; once they are forgotten, nothing does, and the record stays until it is tried again."""
+    world.errors.put(few(ORDERS, 2), NODE)
+    world.sleeps = lambda: None
+    world.retry()
+    publish_late(world.folder)
+    for stat in world.store.list(TAKEN):
+        world.store.delete(stat.key)
+    if not soon:
+        forget_digests(world)
+    assert [one.outcome for one in world.settling().settle()] == ["published"] * (2 if soon else 0)
+    assert len(world.errors.kept) == (0 if soon else 2)
+    world.sleeps = lambda: publish_late(world.folder)
+    assert outcomes(world.retry()) == ({} if soon else {"published": 2})
+    assert not world.errors.kept
+
+
+def test_marks_go_with_their_try(world: World) -> None:
+    """A try that was taken for dead may put its file all the same: nobody asks for its mark any more."""
+    world.errors.put(few(ORDERS, 2), NODE)
+    world.errors.put(few(VECTORS, 2), NODE)
+    world.sleeps = lambda: None
+    world.retry()
+    for mark in (f"{TAKEN}1790000000000-dead/{ORDERS.table_id}", f"{TAKEN}unknown"):
+        world.store.put(mark, b"published")
+    publish_late(world.folder, most=1)
+    world.settling().settle()
+    (made, _), (mark,) = *read_tries(world.store), world.store.list(TAKEN)
+    assert mark.key.split("/")[2] == made.id
+    assert len(world.errors.kept) == 2
+    publish_late(world.folder)
+    world.settling().settle()
+    assert not world.store.list("errors/")
 
 
 def test_only_the_chosen_are_tried(world: World) -> None:
@@ -365,6 +428,7 @@ def test_a_kill_between_any_two_effects_loses_nothing_and_publishes_nothing_twic
         assert sorted(left, key=lambda one: one["position"]) == bad.to_pylist(), effects
         assert world.published() == all_rows, effects
         assert not world.store.list("errors/retry/")
+        assert not world.store.list(TAKEN)
         assert not world.store.list(LATE_ROWS)
         effects += 1
     assert effects > 15

@@ -13,15 +13,17 @@ import pytest
 
 from ringsync.changes.identity import TableVersion
 from ringsync.compiled.arrow import Mask
+from ringsync.ledger.error_tries import TAKEN, mark_taken, taken
 from ringsync.state.out_of_sequence import Shard
 from ringsync.state.session import StateError
 from ringsync.status import LATE_ROWS
 from ringsync.steps.late.late_rows import LONGEST_WAIT_S, LateRows, check_counts
 from ringsync.steps.loop import Patience
 from ringsync.storage.local import LocalStore
+from tests.mortal_store import IMMORTAL, Killed, MortalStore
 from tests.steps.late_files import Write, put_late
 from tests.steps.test_close import TABLE
-from tests.steps.test_late_rows import HOUR_AGO, LOOKS, Clock, Published
+from tests.steps.test_late_rows import GONE, HOUR_AGO, LOOKS, Clock, Published
 
 
 class Queue:
@@ -117,3 +119,62 @@ def test_a_table_that_fails_backs_off(tmp_path: Path) -> None:
     store.delete(file)
     late.cycle()
     assert late.problems == [], "nothing of it is there any more"
+
+
+OF_RETRY = "errors-1790000000000-0a1b2c3d"
+
+
+@pytest.mark.parametrize("waiting", [0, 1])
+def test_a_file_of_errors_retry_is_marked_before_it_is_removed(waiting: int, tmp_path: Path) -> None:
+    """A kill in between does no harm: the file is looked at once more, and all of it was published."""
+    writes = [Write(1, seq, "x", HOUR_AGO + seq) for seq in range(3)]
+    killed, puts = True, 0
+    while killed:
+        store, clock, effects = MortalStore(tmp_path / str(puts)), Clock(), Published(TABLE, writes[:waiting])
+        file = put_late(store, writes, TABLE, OF_RETRY)
+        put_late(store, writes[:1], TABLE, "node-1-a")
+        store.left, killed = puts, False
+        late = LateRows(store, Queue(), effects, clock)  # type: ignore[arg-type]
+        try:
+            for _ in range(LOOKS):
+                late.cycle()
+                clock.now += LONGEST_WAIT_S
+        except Killed:
+            killed = True
+        store.left = IMMORTAL
+        is_published = not effects.digests_left(writes)
+        assert taken(store, file) in ([None, "published"] if is_published else [None])
+        assert store.stat(file) is not None or taken(store, file) == "published"
+        late = LateRows(store, Queue(), effects, clock)  # type: ignore[arg-type]
+        for _ in range(LOOKS):
+            late.cycle()
+            clock.now += LONGEST_WAIT_S
+        assert sorted(effects.times) == sorted(write.digest for write in writes)
+        assert (store.list(LATE_ROWS), taken(store, file)) == ([], "published")
+        assert len(store.list(TAKEN)) == 1, "nobody asks about other files"
+        puts += 1
+    assert puts == 4
+
+
+def test_a_file_of_errors_retry_that_somebody_removes_is_not_marked(tmp_path: Path) -> None:
+    """Neither before it was looked at, nor while its rows wait."""
+    writes = [Write(1, seq, "x", HOUR_AGO + seq) for seq in range(3)]
+    store, clock, effects = LocalStore(tmp_path), Clock(), Published(TABLE, writes[:1])
+    file = put_late(store, writes, TABLE, OF_RETRY)
+    late = LateRows(store, Queue(), effects, clock)  # type: ignore[arg-type]
+    late.cycle()
+    assert late.status()["waiting"] == 1
+    store.delete(file)
+    for _ in range(LOOKS):
+        clock.now += LONGEST_WAIT_S
+        late.cycle()
+    assert (late.status()["waiting"], taken(store, file)) == (0, None)
+
+
+def test_a_file_of_errors_retry_whose_table_is_gone_is_marked_as_given_up(tmp_path: Path) -> None:
+    store, effects = LocalStore(tmp_path), Published(TABLE, [])
+    file = put_late(store, [Write(1, 1, "x", HOUR_AGO)], replace(TABLE, table_id=GONE), OF_RETRY)
+    LateRows(store, Queue(), effects, Clock()).cycle()  # type: ignore[arg-type]
+    assert (store.stat(file), taken(store, file)) == (None, "of_dropped_tables")
+    mark_taken(store, file, "published")
+    assert taken(store, file) == "of_dropped_tables", "what was said once stays"

@@ -1,23 +1,37 @@
-"""Late rows of a table whose token ranges are not all in the same state."""
+"""Late rows of a table whose token ranges are not all in the same state, or whose rows wait in a bucket, too."""
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ringsync.compiled.arrow import integers
+from ringsync.ledger.passes import digest_halves, get_pass, pass_folder, pass_numbers
+from ringsync.ledger.staging import (
+    Block,
+    Bucket,
+    StageCommit,
+    encode_blocks,
+    encode_rows,
+    late_key,
+    put_commit,
+    rows_key,
+)
 from ringsync.ring.ranks import ranked
 from ringsync.ring.ring import Host, Replication, RingSnapshot
 from ringsync.steps.late import late_pass
 from ringsync.steps.late.late_pass import LatePasses
 from ringsync.steps.passes.rows_after import UnreadRowsError
+from ringsync.steps.stage.stage_task import range_sums
 from tests.commitlog_model.murmur3 import token
 from tests.steps.late_files import Write, change_rows
-from tests.steps.test_close import TABLE
+from tests.steps.test_close import RING, TABLE
 from tests.steps.test_followed import World
-from tests.steps.test_id_comes_again import FIRST
+from tests.steps.test_id_comes_again import FIRST, cycle
 
 THERE = replace(TABLE, table_id=FIRST)
 IDS = range(1, 20)
@@ -95,3 +109,36 @@ def test_where_no_range_is_to_blame_all_rows_wait(tmp_path: Path, monkeypatch: p
     late.readable = set()
     with pytest.raises(UnreadRowsError):
         late.passes.publish(THERE, change_rows(WRITES, THERE))
+
+
+@pytest.mark.parametrize("close_first", [False, True])
+def test_rows_that_wait_in_a_bucket_and_are_read_again_are_published_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, close_first: bool
+) -> None:
+    """A backfill, whose rows are all late. One is dated ahead: it waits in the newest bucket of the time it came."""
+    world = World(tmp_path, monkeypatch)
+    world.there = (FIRST,)
+    length = 60_000
+    bucket = Bucket(int(time.time() * 1000) // length * length - length, length)
+    writes = [Write(1, seq, "x", (bucket.start + ahead * length) * 1000) for seq, ahead in enumerate((0, 60))]
+    rows = change_rows(writes, THERE)
+    stored, key = world.table(FIRST).version.to_store(rows), rows_key("a", 1, "x")
+    data, (place,) = encode_blocks([stored], key)
+    world.store.put(key, data)
+    sums = range_sums(RING, integers(rows["token"]), digest_halves(rows["digest"]))
+    block = Block(place, FIRST, 1, str(bucket), len(rows), RING.ring.digest, sums)
+    put_commit(world.store, StageCommit("a", 1, 1, (), {}, {}, {}, (block,)))
+    world.store.put(late_key(FIRST, "a-1-0"), encode_rows(stored))
+    closer = world.closer()
+    for is_close in (close_first, not close_first):
+        if is_close:
+            cycle(closer)
+        else:
+            world.publish_late()
+    cycle(closer)
+    assert [get_pass(world.store, FIRST, number).late for number in pass_numbers(world.store, FIRST)] == [
+        not close_first
+    ]
+    assert world.folders == [pass_folder(1)]
+    counts = closer._tables[FIRST].counts
+    assert (counts["agreed"], counts["published_before"]) == (2, 0 if close_first else 2)

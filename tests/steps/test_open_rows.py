@@ -341,7 +341,7 @@ def test_what_a_read_may_not_meet_waits(
     reader = replace(reader_of(lake, TABLE), version=VERSION, disagreed=False)
     context = PassContext(reader, "test.shop.t", 1, "00000001", "", False, {}, 1)
     reading = Reading(((places[0], "a"),), WHOLE_RING.unwrap(), 1, level=level)
-    slices = [SliceOfBucket(str(NOW), (reading,), ())]
+    slices = [SliceOfBucket(str(NOW), (reading,), (), ())]
     found = close_slice(context, lake.store, StagedFiles(lake.store, VERSION), "0000", slices, by_arrival=False)
     assert (found.open, found.outputs is None) == (is_open, is_open)
 
@@ -378,7 +378,7 @@ def test_the_deletion_of_a_partition_waits_as_the_rows_under_it_do(
     context = PassContext(reader_of(lake, table), stream.topic, 1, "00000001", "", False, {}, 1)
     reading = Reading(((places[0], "a"),), WHOLE_RING.unwrap(), 2, level="ALL")
     bucket = str(Bucket(AT // 1000 // 60_000 * 60_000, 60_000))
-    slices = [SliceOfBucket(bucket, (reading,), ())]
+    slices = [SliceOfBucket(bucket, (reading,), (), ())]
     found = close_slice(context, lake.store, StagedFiles(lake.store, version), "0000", slices, by_arrival=False)
     waits = at == BEFORE and not all_alive
     waiting = [version.from_store(decode_rows(lake.store.get(stat.key))) for stat in lake.store.list(LATE_ROWS)]

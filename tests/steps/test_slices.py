@@ -35,7 +35,7 @@ def test_every_token_is_in_one_slice(
         settled.append(Settled(Bucket(number * 60_000, 60_000), readings, sums, frozenset(), everywhere=True))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "SLICE_ROWS", 100)
-        found = cut(settled, {one.bucket: () for one in settled})
+        found = cut(settled, nothing := {one.bucket: () for one in settled}, nothing)
     assert len({name for name, _ in found}) == len(found)
     for token in [*tokens, *ends]:
         holding = [
@@ -54,8 +54,8 @@ def test_every_token_is_in_one_slice(
 def test_a_range_with_many_rows_is_cut() -> None:
     reading = Reading((("f", "a"),), WHOLE_RING.unwrap(), 10 * module.SLICE_ROWS)
     one = Settled(Bucket(0, 60_000), ((0, reading),), np.zeros((1, 3), np.uint64), frozenset(), everywhere=True)
-    found = cut([one], {one.bucket: ("d",)})
+    found = cut([one], {one.bucket: ("d",)}, {one.bucket: ("e",)})
     assert len(found) == 10
     widths = [sum(part.width for part in buckets[0].readings[0].ranges) for _, buckets in found]
     assert max(widths) - min(widths) <= 2
-    assert {buckets[0].published for _, buckets in found} == {("d",)}
+    assert {(buckets[0].published, buckets[0].elsewhere) for _, buckets in found} == {(("d",), ("e",))}

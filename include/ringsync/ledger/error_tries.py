@@ -1,18 +1,23 @@
 """Tries to publish records that could not be decoded before: ``errors/retry/<id>.json``.
 
 A try says which rows of ``processor_error`` wait for which files of late rows. It is put before its files
-(``is_put`` false), and once more when all of them are there (true). Only then a file that is gone says something: late
-rows are published before their file is removed. The digests of a file's rows prove it, as long as digests are kept.
+(``is_put`` false), and once more when all of them are there (true).
+
+That a file is gone says nothing: somebody may have removed it. So ``out_of_sequence`` puts a mark
+``errors/taken/<id>/<table id>`` before it removes the file: its rows are published, or their table is gone. A mark goes
+after its try. Versions before did not mark files; of theirs, the digests of the rows are proof, while these are kept.
 """
 
 from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import lru_cache
+from typing import Literal, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -20,10 +25,17 @@ import pyarrow as pa
 from ringsync.changes.digest import DIGEST_BYTES
 from ringsync.compiled.arrow import Integers, Mask, integers
 from ringsync.ledger.passes import LATE, Digests, are_published, digest_halves, get_pass, pass_numbers, read_digests
-from ringsync.ledger.staging import Bucket
+from ringsync.ledger.staging import Bucket, late_key
 from ringsync.storage.port import AlreadyExistsError, ChecksumError, NotFoundError, ObjectStore, VersionMismatchError
 
+FileOutcome = Literal["published", "of_dropped_tables"]
+"""What became of a file of late rows."""
+
+TAKEN = "errors/taken/"
+"""Folder of the marks."""
+
 _FOLDER = "errors/retry/"
+_TRIED_KEY = re.compile(r".*/([^/]+)/errors-([^/]+)\.arrow")
 _PASSES, _FILES = 4096, 256
 """Passes, and files of digests, that are kept in memory."""
 
@@ -141,6 +153,47 @@ def _read(store: ObjectStore, key: str) -> Try:
             f"{store.uri(key)} is no try ({type(error).__name__}: {error}): remove it, and run cdcservice errors retry "
             "again. Rows that were published are recognised while sync.digest_retention_h lasts"
         ) from error
+
+
+def tried_key(table_id: str, try_id: str) -> str:
+    """Return the key of the file of late rows that a try puts for a table."""
+    return late_key(table_id, f"errors-{try_id}")
+
+
+def mark_taken(store: ObjectStore, key: str, outcome: FileOutcome) -> None:
+    """Record what has become of a file of late rows, before it is removed. What was recorded first stays. Only files
+    of tries are recorded: nobody asks about others.
+
+    :param key: key of the file
+    """
+    if (mark := _mark_of(key)) is not None:
+        with suppress(AlreadyExistsError):
+            store.put(mark, outcome.encode(), if_absent=True)
+
+
+def taken(store: ObjectStore, key: str) -> FileOutcome | None:
+    """Return what has become of a try's file of late rows; None: it is not recorded."""
+    mark = _mark_of(key)
+    try:
+        said = store.get(mark).decode() if mark is not None else ""
+    except NotFoundError:
+        return None
+    return next((outcome for outcome in get_args(FileOutcome) if outcome == said), None)
+
+
+def forget_taken(store: ObjectStore) -> None:
+    """Remove the marks of tries that are gone. A mark's try was there before the mark, and no id is used twice."""
+    if marks := [stat.key for stat in store.list(TAKEN)]:
+        tries = {stat.key for stat in store.list(_FOLDER)}
+        for mark in marks:
+            if f"{_FOLDER}{mark.removeprefix(TAKEN).partition('/')[0]}.json" not in tries:
+                store.delete(mark)
+
+
+def _mark_of(key: str) -> str | None:
+    """Return the key of the mark of a file of late rows; None: no try has put it."""
+    match = _TRIED_KEY.fullmatch(key)
+    return f"{TAKEN}{match[2]}/{match[1]}" if match else None
 
 
 class PublishedRows:

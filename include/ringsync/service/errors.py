@@ -13,8 +13,6 @@ from typing import Any
 
 from rich.console import Console
 
-from ringsync.cluster.node import ask_one
-from ringsync.cluster.schema import read_node_tables
 from ringsync.cluster.session import connect
 from ringsync.config import Config, load_config
 from ringsync.ledger.layout import check_layout
@@ -26,7 +24,6 @@ from ringsync.steps.errors.discard import discard
 from ringsync.steps.errors.records import Record, known_tables
 from ringsync.steps.errors.retry import Chosen, Retry, describe_damage, overflow_records
 from ringsync.steps.errors.settle import Settling, waiting
-from ringsync.steps.passes.follow_ups import digests_kept_ms
 from ringsync.storage.port import ObjectStore
 from ringsync.wiring import cluster_settings, store_of
 
@@ -56,12 +53,7 @@ class _Place:
 
     @property
     def settling(self) -> Settling:
-        return Settling(
-            self.store,
-            self.errors,
-            digests_kept_ms(self.config),
-            lambda: ask_one(self.session, read_node_tables).ids,
-        )
+        return Settling(self.store, self.errors)
 
 
 def add_errors(commands: Any, add_conf: Callable[[argparse.ArgumentParser], None]) -> None:

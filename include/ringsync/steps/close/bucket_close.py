@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from threading import Timer
 from typing import Any
@@ -324,7 +324,8 @@ class Closer:
         context = follow_ups.context(reader, self._plan.hosts if self._plan else (), late=False)
         passes, by_arrival = follow_ups.passes, state.table.by_arrival
         published = {part.bucket: published_before(passes, part, by_arrival) for part in settled}
-        slices = cut(settled, published)
+        elsewhere = {part.bucket: published_elsewhere(passes, part, published[part.bucket]) for part in settled}
+        slices = cut(settled, published, elsewhere)
         results: list[SliceResult] = []
         try:
             if slices:
@@ -409,14 +410,34 @@ def published_before(passes: Sequence[Pass], settled: Settled, by_arrival: bool)
     """
     start, end, late_since_ms = settled.bucket.start, math.inf, -math.inf
     if settled.everywhere:
-        # If the sync stood still, the time before it counts.
-        ran_until_ms = max((made.created_at_ms for made in passes if made.created_at_ms < start), default=start)
-        end, late_since_ms = settled.bucket.end, ran_until_ms - REPEATED_MS
+        end, late_since_ms = settled.bucket.end, _repeated_since_ms(passes, settled.bucket)
     elif by_arrival:
         start = 0
     known = map(Bucket.parse, {bucket for made in passes for bucket in made.digests} - {LATE})
     buckets = {str(bucket) for bucket in known if bucket.end > start and bucket.start < end}
     return digest_keys(passes, buckets, late_since_ms)
+
+
+def published_elsewhere(passes: Sequence[Pass], settled: Settled, asked: Collection[str]) -> tuple[str, ...]:
+    """Return keys of the other digests that tell which of a bucket's rows were published as late rows, though they
+    wait in the bucket: a backfill reads them again, for example.
+
+    The digest of a late row is kept with the bucket of its write time. A row may wait in another bucket: it is put by
+    arrival, or dated ahead. Only for such rows these digests are read. They were published after they came.
+
+    :param passes: all that have not been forgotten
+    :param asked: keys that are searched for all rows
+    """
+    since_ms, known = _repeated_since_ms(passes, settled.bucket), set(asked)
+    late = (made for made in passes if made.late and made.created_at_ms >= since_ms)
+    return tuple(key for made in late for keys in made.digests.values() for key in keys if key not in known)
+
+
+def _repeated_since_ms(passes: Sequence[Pass], bucket: Bucket) -> int:
+    """Return since when rows of a bucket may have been published before it began, since their writer has repeated them,
+    ms since the epoch. If the sync stood still, the time before that counts."""
+    before = (made.created_at_ms for made in passes if made.created_at_ms < bucket.start)
+    return max(before, default=bucket.start) - REPEATED_MS
 
 
 def count(settled: Sequence[Settled], results: Iterable[SliceResult]) -> Counter[str]:

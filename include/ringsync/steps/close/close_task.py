@@ -32,23 +32,30 @@ class SliceOfBucket:
     """The part of a slice in one bucket.
 
     :ivar published: keys of the files of digests to search for those of its rows
+    :ivar elsewhere: keys of those to search, too, for rows that were not written in the bucket's time
     """
 
     bucket: str
     readings: tuple[Reading, ...]
     published: tuple[str, ...]
+    elsewhere: tuple[str, ...]
 
 
 Slice = tuple[str, tuple[SliceOfBucket, ...]]
 """Name of the slice, unique in the pass, and its parts of the buckets."""
 
 
-def cut(settled: Sequence[Settled], published: Mapping[Bucket, tuple[str, ...]]) -> list[Slice]:
+def cut(
+    settled: Sequence[Settled],
+    published: Mapping[Bucket, tuple[str, ...]],
+    elsewhere: Mapping[Bucket, tuple[str, ...]],
+) -> list[Slice]:
     """Cut what is settled into slices by token: all rows of a key are in one, and all have about as many rows.
 
     Ranges whose rows a quorum may not show go to slices of their own: their rows are read from all replicas.
 
     :param published: keys of the files of digests to search for those of the rows, by bucket
+    :param elsewhere: keys of those to search, too, for rows that were not written in the bucket's time, by bucket
     """
     rows: Counter[int] = Counter()
     for part in settled:
@@ -63,7 +70,11 @@ def cut(settled: Sequence[Settled], published: Mapping[Bucket, tuple[str, ...]])
         for piece in range(pieces):
             buckets = ((part, _piece_of(part, group, piece, pieces)) for part in settled)
             slices.append(
-                tuple(SliceOfBucket(str(part.bucket), some, published[part.bucket]) for part, some in buckets if some)
+                tuple(
+                    SliceOfBucket(str(part.bucket), some, published[part.bucket], elsewhere[part.bucket])
+                    for part, some in buckets
+                    if some
+                )
             )
     return [(f"{place:04}", buckets) for place, buckets in enumerate(slices) if buckets]
 
@@ -143,18 +154,20 @@ def close_slice(
         rows = pa.concat_batches(batches)
         halves = passes.digest_halves(rows["digest"])
         first = passes.first_of_each(halves)
-        published = _FETCHERS.map(partial(passes.read_digests, store), part.published)
-        known = passes.are_published(halves, published) | passes.among(halves, seen)
+        bucket, written = Bucket.parse(part.bucket), integers(rows["write_time"]) // 1000
+        of_its_time = (written >= bucket.start) & (written < bucket.end)
+        known = passes.are_published(halves, _read(store, part.published)) | passes.among(halves, seen)
+        strays = ~of_its_time & ~known
+        if strays.any():
+            known[strays] = passes.are_published(halves[strays], _read(store, part.elsewhere))
         read += len(first)
         repeated += int(np.count_nonzero(~first))
         before += int(np.count_nonzero(first & known))
         if (first & ~known).any():
-            new = _chosen(rows, first & ~known)
-            bucket, written = Bucket.parse(part.bucket), integers(new["write_time"]) // 1000
-            in_time = (written >= bucket.start) & (written < bucket.end) & (not by_arrival)
+            in_time = of_its_time & (not by_arrival)
             for place, chosen in ((part.bucket, in_time), (passes.LATE, ~in_time)):
-                if chosen.any():
-                    fresh[place].append(_chosen(new, chosen))
+                if (new := first & ~known & chosen).any():
+                    fresh[place].append(_chosen(rows, new))
             seen = passes.sorted_digests(np.concatenate([seen, halves[first & ~known]]))
     if not fresh:
         return SliceResult(None, read, repeated, before, only_one)
@@ -177,6 +190,10 @@ def forget_waiting(store: ObjectStore, context: PassContext) -> None:
     names = f"pass-{context.number:012}-{context.attempt}-"
     for stat in store.list(late_key(context.reader.table.table_id, names).removesuffix(".arrow")):
         store.delete(stat.key)
+
+
+def _read(store: ObjectStore, keys: Sequence[str]) -> Iterator[passes.Digests]:
+    return _FETCHERS.map(partial(passes.read_digests, store), keys)
 
 
 def _chosen(rows: pa.RecordBatch, mask: Mask) -> pa.RecordBatch:

@@ -6,8 +6,10 @@ tables were dropped, are not followed, or its rows are known as published. Until
 1. ``errors/retry/<id>.json`` is put: which rows wait for which files of late rows, and the digests in these;
 2. the files are put, under names that no other try uses;
 3. the object is put again: all files are there;
-4. ``out_of_sequence`` publishes the files' rows, but for those that were published before, and removes the files;
-5. the rows of ``processor_error`` are removed, then their bytes in the object store, then the object (settle.py).
+4. ``out_of_sequence`` publishes the files' rows, but for those that were published before, puts a mark for each file,
+   and removes the files;
+5. the rows of ``processor_error`` are removed, then their bytes in the object store, then the object, then the marks
+   (settle.py).
 
 A process that is killed after any of these leaves the row where it is, so it is tried again. Its change rows may then
 be in two files of late rows. They are published once: ``out_of_sequence`` knows by digest what was published. Two
@@ -28,9 +30,9 @@ import pyarrow as pa
 
 from ringsync.compiled.arrow import Mask, integers
 from ringsync.formats.commitlog.names import segment_id
-from ringsync.ledger.error_tries import TriedFile, TriedRow, Try, put_try
+from ringsync.ledger.error_tries import TriedFile, TriedRow, Try, put_try, tried_key
 from ringsync.ledger.passes import digest_halves, first_of_each
-from ringsync.ledger.staging import encode_rows, late_key
+from ringsync.ledger.staging import encode_rows
 from ringsync.state.processor_error import ErrorKey, ErrorRow, ErrorTable
 from ringsync.status import LATE_ROWS, STALE_AFTER_S, STOP_KEY, age_s, read_status
 from ringsync.steps.application import StepError
@@ -261,7 +263,7 @@ class Retry:
                     files_of[sound[place]].append(len(files))
                 once = rows.filter(pa.array(first_of_each(digest_halves(rows["digest"]))))
                 stored = staged(once, [records[place] for place in sound], self._tables.versions[table_id])
-                key = late_key(table_id, f"errors-{made.id}")
+                key = tried_key(table_id, made.id)
                 files.append((TriedFile.of(key, table_id, behind, stored), encode_rows(stored)))
         for place, reason in decoded.undecoded.items():
             outcomes[sound[place]] = "still_undecodable"

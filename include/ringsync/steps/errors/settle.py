@@ -1,20 +1,31 @@
 """The second phase of a retry: rows of ``processor_error`` go once their change rows are published.
 
 Each effect may be repeated, and a kill between two of them loses nothing: the row goes before its bytes in the object
-store, both before the try forgets the row, and an overflow row goes after the row for what is left of it is there.
+store, both before the try forgets the row, and an overflow row goes after the row for what is left of it is there. The
+marks of a try's files go last: until then the try may be settled again.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import pyarrow as pa
 
-from ringsync.ledger.error_tries import PublishedRows, TriedFile, TriedRow, Try, put_try, read_tries
+from ringsync.ledger.error_tries import (
+    FileOutcome,
+    PublishedRows,
+    TriedFile,
+    TriedRow,
+    Try,
+    forget_taken,
+    put_try,
+    read_tries,
+    taken,
+)
 from ringsync.state.processor_error import ErrorKey, ErrorRow, ErrorTable
 from ringsync.storage.port import NotFoundError, ObjectStore
 
@@ -22,10 +33,6 @@ ABANDONED_MS = 60_000
 """A try whose files are not all put after so long is given up: its process was killed. If it lives all the same, its
 late rows are published once, and its rows of ``processor_error`` are solved by the next retry."""
 
-_FORGETTING_MS = 60_000
-"""Digests count as forgotten so long before their time."""
-
-Outcome = Literal["published", "of_dropped_tables"]
 _Verdict = Literal["waits", "unsolved", "published", "of_dropped_tables"]
 
 
@@ -37,7 +44,7 @@ class Settled:
     """
 
     key: ErrorKey
-    outcome: Outcome
+    outcome: FileOutcome
     records: int
 
 
@@ -48,23 +55,12 @@ class Settling:
     :ivar waits: rows that waited at the last :meth:`settle`, with the number of their records that did
 
     :param errors: the table ``processor_error``
-    :param kept_ms: how long digests of published rows are kept
-    :param ids: returns the ids of all tables that the cluster has; it is asked when that decides something
     :param clock: s since the epoch
     """
 
-    def __init__(
-        self,
-        store: ObjectStore,
-        errors: ErrorTable,
-        kept_ms: int,
-        ids: Callable[[], Set[str]],
-        clock: Callable[[], float] = time.time,
-    ) -> None:
+    def __init__(self, store: ObjectStore, errors: ErrorTable, clock: Callable[[], float] = time.time) -> None:
         self._store = store
         self._errors = errors
-        self._kept_ms = kept_ms
-        self._ids = ids
         self._clock = clock
         self.published = PublishedRows(store)
         self.waits: dict[ErrorKey, int] = {}
@@ -75,12 +71,14 @@ class Settling:
         Rows whose late file was removed by somebody, and those of a try that was killed, are free for another retry.
         """
         self.waits = {}
-        return [one for made, version in read_tries(self._store) for one in self._settle(made, version)]
+        settled = [one for made, version in read_tries(self._store) for one in self._settle(made, version)]
+        forget_taken(self._store)
+        return settled
 
     def _settle(self, made: Try, version: str) -> list[Settled]:
         verdicts = [self._verdict(made, file) for file in made.files]
         left: list[TriedRow] = []
-        solved: list[tuple[TriedRow, Outcome]] = []
+        solved: list[tuple[TriedRow, FileOutcome]] = []
         for row in made.rows:
             of_row = {verdicts[place] for place in row.files}
             if "waits" in of_row:
@@ -98,14 +96,12 @@ class Settling:
     def _verdict(self, made: Try, file: TriedFile) -> _Verdict:
         if self._store.stat(file.key) is not None:
             return "waits"
+        if (outcome := taken(self._store, file.key)) is not None:
+            return outcome
         if self.published.has_all(file):
-            return "published"
-        age_ms = int(self._clock() * 1000) - made.at_ms
-        if not made.is_put:
-            return "unsolved" if age_ms >= ABANDONED_MS else "waits"
-        if file.table_id not in self._ids():
-            return "of_dropped_tables"  # out_of_sequence has waited until that was sure
-        return "published" if age_ms >= self._kept_ms - _FORGETTING_MS else "unsolved"
+            return "published"  # a version without marks has taken the file
+        is_under_way = not made.is_put and int(self._clock() * 1000) - made.at_ms < ABANDONED_MS
+        return "waits" if is_under_way else "unsolved"
 
 
 def key_of(row: TriedRow) -> ErrorKey:

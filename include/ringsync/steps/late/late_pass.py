@@ -2,6 +2,12 @@
 
 ``bucket_close`` publishes at the same time. Both number the passes of a table with one counter, and look at all passes
 before their own. The second begins anew, so no row is in two passes.
+
+A row may be in a file of late rows and wait in a bucket at once: a backfill has read it again, another node's copy came
+before the close, a close that was killed had it wait, or ``cdcservice errors retry`` decodes what the stage has decoded
+meanwhile. Whoever publishes it first keeps its digest, and the other looks for it there: with the bucket of its write
+time, or under LATE. The close of a bucket that is not that of the write time looks for it, too (``published_elsewhere``
+in bucket_close.py).
 """
 
 from __future__ import annotations
@@ -161,7 +167,9 @@ class LatePasses:
                 return Outcome(0, held)
             context = follow_ups.context(self._reader(table), self._plan.hosts, late=True)
             try:
-                made = make_outputs(context, self._store, self._by_bucket(left), "late")
+                length = self._config.commitlog_processor_window_interval_ms
+                places = by_bucket(left, length, closed_until(self._store))
+                made = make_outputs(context, self._store, places, "late")
             except UnreadRowsError:
                 ring = context.reader.ring
                 lost = new & ~ring.most_live[ring.numbers_of(integers(rows["token"]))]
@@ -183,15 +191,20 @@ class LatePasses:
             f"{table.full_name}: {ATTEMPTS} times another process was faster with a pass: does bucket_close run twice?"
         )
 
-    def _by_bucket(self, rows: pa.RecordBatch) -> dict[str, pa.RecordBatch]:
-        """Divide the rows by the place of their digests: their bucket, if it may still be published, otherwise LATE."""
-        length = self._config.commitlog_processor_window_interval_ms
-        starts = integers(rows["write_time"]) // 1000 // length * length
-        starts[starts < closed_until(self._store) - OWN_BUCKET_MS] = -1
-        return {
-            str(Bucket(start, length)) if start >= 0 else LATE: rows.filter(pa.array(starts == start))
-            for start in np.unique(starts).tolist()
-        }
+
+def by_bucket(rows: pa.RecordBatch, length: int, closed_until_ms: int) -> dict[str, pa.RecordBatch]:
+    """Divide late rows by the place of their digests: the bucket of their write time, if it may still be published,
+    otherwise LATE.
+
+    :param length: of a bucket, ms
+    :param closed_until_ms: end of the closed buckets, ms since the epoch
+    """
+    starts = integers(rows["write_time"]) // 1000 // length * length
+    starts[starts < closed_until_ms - OWN_BUCKET_MS] = -1
+    return {
+        str(Bucket(start, length)) if start >= 0 else LATE: rows.filter(pa.array(starts == start))
+        for start in np.unique(starts).tolist()
+    }
 
 
 def _buckets_of(follow_ups: FollowUps, write_times_ms: Integers) -> list[str]:

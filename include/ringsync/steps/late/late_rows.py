@@ -3,7 +3,8 @@
 New rows are published at once, unless replicas that may know more are down. Then they wait in the queue, and are tried
 again. A row leaves one place only once it is safe in the next: its file stays until its pass is committed and the
 queue has forgotten it. So each step may be killed and repeated: rows that were published meanwhile are known by their
-digests.
+digests. A file of ``cdcservice errors retry`` gets a mark before it is removed (error_tries.py): a file that is gone
+without one was removed by somebody.
 
 A file that cannot be read, or whose rows follow an unknown version of the table, is set aside alone: it stays, the
 status names it, and it is tried again after longer and longer pauses. All other files of its table go on.
@@ -25,6 +26,7 @@ import pyarrow as pa
 from ringsync.changes.identity import TableVersion, UnresolvedRowsError
 from ringsync.compiled.arrow import Mask
 from ringsync.config import ConfigError
+from ringsync.ledger.error_tries import FileOutcome, mark_taken
 from ringsync.ledger.passes import among, digest_halves, first_of_each, sorted_digests
 from ringsync.ledger.staging import STAGED_ROWS, decode_rows
 from ringsync.schema.table import TableSchema
@@ -187,7 +189,7 @@ class LateRows:
             rows = self._read(stat.key)
             self._forget_admitted(stat.key)
             self._lose_sight_of(stat.key)
-            self._store.delete(stat.key)
+            self._remove(stat.key, "of_dropped_tables")
             count = rows.num_rows if rows is not None else 0
             self.counts.update(of_dropped_tables=count)
             print(f"ringsync: warning: table id {table_id} was dropped: {count} late rows of it are not published")
@@ -247,7 +249,7 @@ class LateRows:
             else:
                 done.append(file)
             del self._unread[file]
-        for _ in _FETCHERS.map(self._store.delete, done):
+        for _ in _FETCHERS.map(self._remove, done):
             pass
         counts.update(files=len(files), read=sum(map(len, files.values())))
         return counts
@@ -350,8 +352,13 @@ class LateRows:
         if shards is None or any(shard.waiting for shard in shards.values()):
             return
         self._forget_admitted(file)
-        self._store.delete(file)
+        self._remove(file)
         del self._shards[file]
+
+    def _remove(self, file: str, outcome: FileOutcome = "published") -> None:
+        """Remove a file, after what has become of its rows is recorded for ``cdcservice errors``."""
+        mark_taken(self._store, file, outcome)
+        self._store.delete(file)
 
     def _forget_admitted(self, file: str) -> None:
         if shards := self._shards.get(file):
