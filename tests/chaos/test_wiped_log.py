@@ -15,7 +15,11 @@ import pytest
 from cassandra import ConsistencyLevel
 
 from ringsync.cluster.schema import read_table
+from ringsync.config import load_config
+from ringsync.ledger.gaps import close_gap
 from ringsync.replica.base import base_folder, changes_folder
+from ringsync.service.health import Kind
+from ringsync.service.look import look
 from ringsync.status import read_status
 from servers.cassandra import CassandraNode, NodeSettings
 from servers.cluster import connected
@@ -40,12 +44,16 @@ def write(session: Any, first: int, rows: int) -> None:
 
 
 def told(running: Pipeline, is_right: Callable[[str | None], bool]) -> str | None:
-    """Wait until the status of the only node is right; what it says."""
+    """Wait until what is told of the only node is right: by its status, and of gaps. Those that are over are closed."""
     until = time.monotonic() + 240
     while True:
         running.check()
         nodes = (read_status(running.store, "commitlog_stage/default") or {}).get("nodes", {})
-        (error,) = [node["error"] or node["gap"] for node in nodes.values()] or [None]
+        seen = look(load_config(running.conf), running.store, time.time())
+        for key in seen.gaps_over:
+            close_gap(running.store, key)
+        lost = [problem.text for problem in seen.problems if problem.kind == Kind.SEGMENTS_LOST]
+        (error,) = [node["error"] or next(iter(lost), None) for node in nodes.values()] or [None]
         if nodes and is_right(error):
             return error
         assert time.monotonic() < until, error

@@ -16,7 +16,7 @@ import yaml
 from ringsync.cli import main
 from ringsync.config import Config, load_config
 from ringsync.ledger.alarms import Active, Alarm, forget_before, get_active, history
-from ringsync.ledger.gaps import Gap, note_gap
+from ringsync.ledger.gaps import Gap, note_gap, note_verified
 from ringsync.service import telling
 from ringsync.service.alarms import Watch, watch
 from ringsync.service.health import Kind, Problem
@@ -237,6 +237,10 @@ def test_old_alarms_are_forgotten_by_day(store: ObjectStore) -> None:
 @pytest.fixture
 def conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("RINGSYNC_AIRFLOW_PASSWORD", "secret")
+    return written_conf(tmp_path)
+
+
+def written_conf(folder: Path) -> Path:
     document = {
         "server_name": "s",
         "cassandra": {"contact_points": ["10.0.0.1"]},
@@ -246,8 +250,8 @@ def conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "airflow": {"url": "http://127.0.0.1:9"},
         "alarms": {"after_s": 25},
     }
-    (tmp_path / "ringsync.yaml").write_text(yaml.safe_dump(document))
-    return tmp_path / "ringsync.yaml"
+    (folder / "ringsync.yaml").write_text(yaml.safe_dump(document))
+    return folder / "ringsync.yaml"
 
 
 def watched(config: Config, store: ObjectStore, now_s: float, seconds: float) -> int:
@@ -355,6 +359,19 @@ def test_a_gap_is_told_from_its_object_whoever_has_found_it(conf: Path, store: O
     first, second = (one for one in seen.problems if one.kind == Kind.SEGMENTS_LOST)
     assert (first.where, second.where) == ("node 10.0.0.1:9042, CommitLog-7-1.log", "gaps/4e5d/CommitLog-7-2.log.json")
     assert first.text.endswith("are missing. Correct the replicas: cdcservice verify --repair --table shop.orders")
+
+
+def test_the_watch_closes_a_gap_that_is_over(conf: Path, store: ObjectStore) -> None:
+    note_gap(store, Gap("4e5d", "10.0.0.1:9042", "CommitLog-7-1.log", 0, NOON, {"a" * 32: "shop.orders"}, ()))
+    note_verified(store, "a" * 32, NOON)
+    watched(load_config(conf), store, time.time(), 0)
+    assert len(store.list("gaps/")) == 1
+    note_verified(store, "a" * 32, NOON + 1)
+    seen = look(load_config(conf), store, time.time())
+    assert [one.kind for one in seen.problems if one.kind == Kind.SEGMENTS_LOST] == []
+    assert len(store.list("gaps/")) == 1, "who only looks changes nothing"
+    watched(load_config(conf), store, time.time(), 0)
+    assert store.list("gaps/") == []
 
 
 def test_a_damaged_status_hides_nothing_else(conf: Path, store: ObjectStore) -> None:

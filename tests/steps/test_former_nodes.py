@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ringsync.cluster.schema import NodeTables
-from ringsync.ledger.gaps import all_gaps
+from ringsync.ledger.gaps import Gaps
 from ringsync.ledger.staging import Bucket
 from ringsync.ring.ring import Host
 from ringsync.schema.table import Schema
@@ -112,7 +112,7 @@ def test_a_node_that_left_alive_with_its_log_leaves_a_gap(sync: Sync) -> None:
     sync.cycle_once(PATIENCE_S)
     sync.cycle_once(MINUTE_S)
     assert sync.stager.status() == {}
-    ((_, gap),) = all_gaps(sync.store)
+    ((_, gap),) = Gaps(sync.store).look().items()
     assert gap is not None
     assert (gap.node, gap.segment) == (HOST.id, sync.segment.name)
     assert "in its token ranges" in gap.describe(["shop.orders"])

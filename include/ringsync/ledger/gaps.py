@@ -2,17 +2,22 @@
 
 Cassandra does that with ``cdc_block_writes: false`` when ``cdc_raw`` is full, and so does whoever wipes the folder.
 Which segments wait to be read is kept in ``staging/unread/<node>.json``; a gap is ``gaps/<node>/<segment>.json`` until
-each of its tables was verified since (``verified/<table id>.json``).
+each of its tables was verified since (``verified/<table id>/<ms>.json``).
+
+The stage only notes gaps. Whoever tells of them judges all of them in one look: :class:`Gaps` reads each once, and
+:class:`Judge` lists once what was verified and what was dropped.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from uuid import UUID
 
+from ringsync.ledger.dropped_tables import all_dropped
 from ringsync.storage.port import AlreadyExistsError, ChecksumError, ObjectStore, get_json
 
 _GAPS, _VERIFIED, _UNREAD = "gaps/", "verified/", "staging/unread/"
@@ -25,8 +30,9 @@ class Gap:
     :ivar node: host id
     :ivar since_ms: all that the node had synced at this moment was staged, ms since the epoch; 0: unknown
     :ivar found_ms: when it was missed
-    :ivar tables: names of the tables that were followed then, by id
+    :ivar tables: names of the tables whose changes may have been in it, by id
     :ivar ranges: token ranges (start, end] that the node had replicas of; none: it has left the ring
+    :ivar is_whole: whether ``tables`` has all of them. An earlier ringsync named only those that were planned
     """
 
     node: str
@@ -36,27 +42,35 @@ class Gap:
     found_ms: int
     tables: Mapping[str, str]
     ranges: tuple[tuple[int, int], ...]
+    is_whole: bool = False
 
     @property
     def key(self) -> str:
         """Key of the gap in the object store."""
         return f"{_GAPS}{self.node}/{self.segment}.json"
 
+    @property
+    def loss(self) -> str:
+        """Say what is missing, without a full stop."""
+        since = _time(self.since_ms) if self.since_ms else "an unknown time"
+        where = f"{len(self.ranges):,} token ranges" if self.ranges else "its token ranges"
+        return (
+            f"{self.segment} was removed from its cdc_raw before it was read: changes that only this node had logged "
+            f"from {since} to {_time(self.found_ms)}, in {where} ({self.key}), are missing"
+        )
+
     def describe(self, unverified: Collection[str]) -> str:
         """Say what is missing, and what to do.
 
         :param unverified: names of the tables whose replicas were not verified since
         """
-        since = _time(self.since_ms) if self.since_ms else "an unknown time"
         commands = "; ".join(f"cdcservice verify --repair --table {name}" for name in sorted(unverified))
         remedy = (
-            f"Correct the replicas: {commands}" if commands else "There is no replica to correct: remove this object"
+            f"Correct the replicas: {commands}"
+            if commands
+            else "No replica of its tables is known: if they have none, remove this object"
         )
-        where = f"{len(self.ranges):,} token ranges" if self.ranges else "its token ranges"
-        return (
-            f"{self.segment} was removed from its cdc_raw before it was read: changes that only this node had logged "
-            f"from {since} to {_time(self.found_ms)}, in {where} ({self.key}), are missing. {remedy}"
-        )
+        return f"{self.loss}. {remedy}"
 
 
 def note_gap(store: ObjectStore, gap: Gap) -> None:
@@ -65,51 +79,137 @@ def note_gap(store: ObjectStore, gap: Gap) -> None:
         store.put(gap.key, json.dumps(asdict(gap)).encode(), if_absent=True)
 
 
-def open_gaps(store: ObjectStore, has_replica: Callable[[str, str], bool]) -> dict[str, list[str]]:
-    """Read the gaps of all nodes, and forget those whose replicas were all verified since.
+class Gaps:
+    """The gaps of all nodes. Each is read once: it never changes."""
 
-    :param has_replica: tells whether a table, by id and name, is there and has a replica
-    :returns: sentences by host id
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+        self._known: dict[str, tuple[str, Gap]] = {}
+
+    def look(self) -> dict[str, Gap | None]:
+        """Return the gaps that there are, by their keys; None: the object is damaged.
+
+        :raises StorageError: the store cannot be used
+        """
+        there = {stat.key: stat.version for stat in self._store.list(_GAPS)}
+        self._known = {key: known for key, known in self._known.items() if known[0] == there.get(key)}
+        found: dict[str, Gap | None] = {}
+        for key, version in there.items():
+            if key in self._known:
+                found[key] = self._known[key][1]
+                continue
+            try:
+                if (document := get_json(self._store, key)) is None:
+                    continue  # it was closed just now
+                gap = Gap(**{**document, "ranges": tuple(map(tuple, document["ranges"]))})
+            except (ChecksumError, ValueError, TypeError, KeyError):
+                found[key] = None
+            else:
+                found[key], self._known[key] = gap, (version, gap)
+        return found
+
+
+@dataclass(frozen=True)
+class Followed:
+    """A table that is followed now.
+
+    :ivar has_replica: whether it certainly has one; False: maybe not
     """
-    found: dict[str, list[str]] = {}
-    for key, gap in all_gaps(store):
-        node = key.split("/")[1]
-        if gap is None:
-            found.setdefault(node, []).append(f"{store.uri(key)} cannot be read: restore it")
-            continue
-        verified_ms = {table_id: _verified_ms(store, table_id) for table_id in gap.tables}
-        late = [table_id for table_id, at_ms in verified_ms.items() if at_ms <= gap.found_ms]
-        unverified = [gap.tables[table_id] for table_id in late if has_replica(table_id, gap.tables[table_id])]
-        if unverified or len(late) == len(gap.tables):
-            found.setdefault(node, []).append(gap.describe(unverified))
-        else:
-            store.delete(key)
-    return found
+
+    table_id: str
+    has_replica: bool
 
 
-def all_gaps(store: ObjectStore) -> Iterator[tuple[str, Gap | None]]:
-    """Read the gaps of all nodes by their keys; None: the object is damaged.
+class Judge:
+    """Tells what gaps wait for. It asks the store once for all gaps, and once for a table of which nobody has told.
 
-    :raises StorageError: the store cannot be used
+    :param followed: the tables that are followed now, by name
+    :param left_out: names of tables that should be followed, and cannot be now
+    :param has_replica: looks up whether there is a replica of a table of this name
+    :raises StorageError: the store cannot be used; so do the methods
     """
-    for stat in store.list(_GAPS):
-        try:
-            document = get_json(store, stat.key)
-            if document is not None:
-                yield stat.key, Gap(**{**document, "ranges": tuple(map(tuple, document["ranges"]))})
-        except (ChecksumError, ValueError, TypeError, KeyError):
-            yield stat.key, None
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        followed: Mapping[str, Followed],
+        left_out: Collection[str],
+        has_replica: Callable[[str], bool],
+    ) -> None:
+        self._followed, self._left_out = followed, left_out
+        self._look_up = has_replica
+        self._there: dict[str, bool] = {}
+        self._verified_ms = _verified(store)
+        self._dropped = all_dropped(store)
+
+    def unverified(self, gap: Gap) -> list[str] | None:
+        """Return the names of the tables whose replicas were not verified since a gap was found; None: it is over.
+
+        Without any verification it is not over, though there be no replica: somebody has to take note of it.
+        """
+        tables = dict(gap.tables)
+        if not gap.is_whole:
+            tables |= {table.table_id: name for name, table in self._followed.items()}
+        since = {table_id for table_id in tables if self._verified_ms.get(table_id, 0) > gap.found_ms}
+        late = {
+            name for table_id, name in tables.items() if table_id not in since and not self._is_gone(table_id, name)
+        }
+        if not gap.is_whole:
+            late |= set(self._left_out) - set(tables.values())
+        waiting = [name for name in sorted(late) if self._has_replica(name)]
+        if not waiting and since:
+            waiting = [name for name in sorted(late) if self._is_there(name)]  # one may have been made just now
+            return waiting or None
+        return waiting
+
+    def _is_gone(self, table_id: str, name: str) -> bool:
+        """Tell whether a table was dropped: it was found so, or its name is that of a table that was created later."""
+        now = self._followed.get(name)
+        return table_id in self._dropped or (now is not None and 0 < _created(table_id) < _created(now.table_id))
+
+    def _has_replica(self, name: str) -> bool:
+        return self._followed[name].has_replica if name in self._followed else self._is_there(name)
+
+    def _is_there(self, name: str) -> bool:
+        if name in self._followed and self._followed[name].has_replica:
+            return True
+        if name not in self._there:
+            self._there[name] = self._look_up(name)
+        return self._there[name]
+
+
+def close_gap(store: ObjectStore, key: str) -> None:
+    """Forget a gap that is over."""
+    store.delete(key)
 
 
 def note_verified(store: ObjectStore, table_id: str, began_ms: int) -> None:
     """Record that a verification of a whole table, which began then, has found it equal."""
-    store.put(f"{_VERIFIED}{table_id}.json", json.dumps({"at_ms": began_ms}).encode())
+    folder = f"{_VERIFIED}{table_id}"
+    store.put(f"{folder}/{began_ms:013}.json", json.dumps({"at_ms": began_ms}).encode())
+    newest = _verified(store, table_id).get(table_id, began_ms)
+    for stat in store.list(folder):
+        if stat.key != f"{folder}/{newest:013}.json":
+            store.delete(stat.key)
 
 
-def _verified_ms(store: ObjectStore, table_id: str) -> int:
-    with suppress(ChecksumError, ValueError, TypeError, KeyError):
-        if (document := get_json(store, f"{_VERIFIED}{table_id}.json")) is not None:
-            return int(document["at_ms"])
+def _verified(store: ObjectStore, table_id: str = "") -> dict[str, int]:
+    """List when tables were last found equal, ms since the epoch, by their ids."""
+    found: dict[str, int] = {}
+    for stat in store.list(f"{_VERIFIED}{table_id}"):
+        one, _, moment = stat.key.removeprefix(_VERIFIED).removesuffix(".json").partition("/")
+        with suppress(ChecksumError, ValueError, TypeError, KeyError):
+            # An earlier ringsync put one object for a table, and the time is only in there.
+            at_ms = int(moment or (get_json(store, stat.key) or {})["at_ms"])
+            found[one] = max(at_ms, found.get(one, 0))
+    return found
+
+
+def _created(table_id: str) -> int:
+    """Return when a table was created, as its id tells; 0: it does not (``WITH ID``)."""
+    with suppress(ValueError):
+        if (identity := UUID(table_id)).version == 1:
+            return identity.time
     return 0
 
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from ringsync.config import Config
 from ringsync.ledger.alarms import Active, Alarm, forget_before, get_active, history, note, put_active
+from ringsync.ledger.gaps import Gaps, close_gap
 from ringsync.metrics import write_prometheus
 from ringsync.service.health import ALARMS, Kind, Problem
 from ringsync.service.look import Look, look
@@ -167,11 +168,13 @@ def watch(
     watching = Watch(store, notifiers, int(config.alarms.after_s * 1000))
     name, _, loop = ALARMS.partition("/")
     _forget_old(store, int((clock() - config.alarms.retention_days * 86_400) * 1000))
+    gaps = Gaps(store)
     end = clock() + config.sync.run_s
     while True:
         now_ms = int(clock() * 1000)
-        seen = _look(config, store, clock())
+        seen = _look(config, store, clock(), gaps)
         watching.look(seen.problems, now_ms, seen.is_judge)
+        _close(store, seen.gaps_over)
         put_status(store, name, loop, {"raised": len(watching.raised), "problems": watching.problems})
         _put_metrics(config, {**seen.statuses, ALARMS: {"at_ms": now_ms}}, watching.raised)
         if clock() >= end:
@@ -179,12 +182,20 @@ def watch(
         sleep(config.alarms.interval_s)
 
 
-def _look(config: Config, store: ObjectStore, now_s: float) -> Look:
+def _look(config: Config, store: ObjectStore, now_s: float, gaps: Gaps) -> Look:
     try:
-        return look(config, store, now_s)
+        return look(config, store, now_s, gaps)
     except StorageError as error:
         away = Problem(Kind.STORE_AWAY, _STORE, str(error), owner=_STORE)
         return Look({}, {}, False, (away,), lambda owner: owner == _STORE)
+
+
+def _close(store: ObjectStore, gaps: Iterable[str]) -> None:
+    try:
+        for key in gaps:
+            close_gap(store, key)
+    except StorageError as error:
+        print(f"ringsync: warning: gaps that are over cannot be removed: {error}", flush=True)
 
 
 def _forget_old(store: ObjectStore, moment_ms: int) -> None:

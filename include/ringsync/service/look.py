@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ringsync.airflow_client import AirflowClient, AirflowError, AirflowUnreachableError
 from ringsync.config import Config, ConfigError
-from ringsync.ledger.gaps import all_gaps
+from ringsync.cql.identifiers import parse_table_name
+from ringsync.ledger.gaps import Followed, Gaps, Judge
 from ringsync.orchestration import ALARMS_DAG, archive_dag
-from ringsync.service.health import DAGS, DagHealth, Kind, Problem, judges, problems
+from ringsync.service.health import CLOSE, DAGS, DagHealth, Kind, Problem, judges, problems
 from ringsync.status import STOP_KEY, Status, read_status
 from ringsync.storage.port import ChecksumError, ObjectStore
 
@@ -20,6 +22,7 @@ class Look:
     """What was seen.
 
     :ivar is_judge: tells whether an owner of problems says now what is wrong
+    :ivar gaps_over: keys of gaps that are no problem any more, for :func:`ringsync.ledger.gaps.close_gap`
     """
 
     statuses: Mapping[str, Status]
@@ -27,12 +30,14 @@ class Look:
     stopped: bool
     problems: tuple[Problem, ...]
     is_judge: Callable[[str], bool]
+    gaps_over: tuple[str, ...] = ()
 
 
-def look(config: Config, store: ObjectStore, now_s: float) -> Look:
+def look(config: Config, store: ObjectStore, now_s: float, gaps: Gaps | None = None) -> Look:
     """Look at all loops and DAGs. What cannot be read of one of them is one of the problems.
 
     :param now_s: present time, seconds since the epoch
+    :param gaps: the gaps, for who looks again and again: they are read once
     :raises UnavailableError: the object store cannot be used
     """
     statuses, damaged = _statuses(store)
@@ -40,8 +45,9 @@ def look(config: Config, store: ObjectStore, now_s: float) -> Look:
     dags, of_airflow = _dags(config)
     asked = statuses, dags, config.sync.queues, stopped, now_s
     wrong = problems(*asked, archives=archives(config), lag_s=lag_s(config))
-    found = (*of_airflow, *damaged, *_lost(store, statuses), *wrong)
-    return Look(statuses, dags, stopped, found, judges(*asked, archives=archives(config)))
+    lost, over = _lost(store, statuses, gaps or Gaps(store))
+    found = (*of_airflow, *damaged, *lost, *wrong)
+    return Look(statuses, dags, stopped, found, judges(*asked, archives=archives(config)), over)
 
 
 def _statuses(store: ObjectStore) -> tuple[dict[str, Status], list[Problem]]:
@@ -79,22 +85,44 @@ def _dags(config: Config) -> tuple[dict[str, DagHealth], list[Problem]]:
     return found, [Problem(Kind.AIRFLOW_AWAY, "Airflow", f"{reasons[0]}{more}")] if reasons else []
 
 
-def _lost(store: ObjectStore, statuses: Mapping[str, Status]) -> Iterator[Problem]:
-    """Yield what nodes have lost. The gaps themselves are asked: whoever has found them may be away."""
-    without = set(_without_replica(statuses.get("bucket_close/close", {}).get("tables")))
-    for key, gap in all_gaps(store):
+def _lost(store: ObjectStore, statuses: Mapping[str, Status], gaps: Gaps) -> tuple[list[Problem], tuple[str, ...]]:
+    """Return what nodes have lost, and the keys of the gaps that are over. The gaps themselves are asked: whoever has
+    found them may be away."""
+    found = gaps.look()
+    if not found:
+        return [], ()
+    close = statuses.get(CLOSE, {})
+    left_out = close.get("left_out")
+    judge = Judge(
+        store,
+        dict(_followed(close.get("tables"))),
+        frozenset(left_out if isinstance(left_out, Mapping) else ()),
+        partial(_has_replica, store),
+    )
+    lost, over = [], []
+    for key, gap in found.items():
         if gap is None:
-            yield Problem(Kind.SEGMENTS_LOST, key, f"{store.uri(key)} cannot be read: restore it")
+            lost.append(Problem(Kind.SEGMENTS_LOST, key, f"{store.uri(key)} cannot be read: restore it"))
+        elif (unverified := judge.unverified(gap)) is None:
+            over.append(key)
         else:
-            text = f"node {gap.endpoint}: {gap.describe({*gap.tables.values()} - without)}"
-            yield Problem(Kind.SEGMENTS_LOST, f"node {gap.endpoint}, {gap.segment}", text)
+            text = f"node {gap.endpoint}: {gap.describe(unverified)}"
+            lost.append(Problem(Kind.SEGMENTS_LOST, f"node {gap.endpoint}, {gap.segment}", text))
+    return lost, tuple(over)
 
 
-def _without_replica(tables: Any) -> Iterator[str]:
-    """Yield the tables that have no replica, as far as ``bucket_close`` has told."""
+def _followed(tables: Any) -> Iterator[tuple[str, Followed]]:
+    """Yield the tables that ``bucket_close`` has told of, by name."""
     for name, told in tables.items() if isinstance(tables, Mapping) else ():
-        if isinstance(told, Mapping) and told.get("replica_pass") is None and told.get("replica_error") is None:
-            yield name
+        if isinstance(told, Mapping):
+            has_replica = told.get("replica_pass") is not None or told.get("replica_error") is not None
+            yield name, Followed(str(told.get("table_id", "")), has_replica)
+
+
+def _has_replica(store: ObjectStore, name: str) -> bool:
+    from ringsync.replica.base import base_folder
+
+    return bool(store.list(f"{base_folder(*parse_table_name(name))}/_delta_log/"))
 
 
 def client_of(config: Config) -> AirflowClient:

@@ -18,7 +18,7 @@ from ringsync.config import Config
 from ringsync.ledger.staging import Bucket
 from ringsync.ledger.table_versions import CdcBegun, TableVersionError, version_document, version_from, version_of
 from ringsync.ring.ring import Host, Replication, RingError, RingSnapshot
-from ringsync.schema.table import TableSchema
+from ringsync.schema.table import TableSchema, UnreadableTable
 from ringsync.steps.stage.claims import is_claimed
 from ringsync.storage.port import AlreadyExistsError, ChecksumError, NotFoundError, ObjectStore
 from ringsync.streams.files import data_topic
@@ -177,11 +177,15 @@ def make_plan(
     schema, with_cdc = ask_one(session, lambda node: (read_tables(node), read_node_tables(node).with_cdc))
     known = {table.table_id: table.version for table in before.tables} if before else {}
     left_out = {table.full_name: table.reason for table in schema.unreadable if table.table_id in with_cdc}
+    begun = CdcBegun(store)
+    there: tuple[TableSchema | UnreadableTable, ...] = (*schema.tables, *schema.unreadable)
+    for one in there:  # also what is left out: its rows wait in the logs
+        if one.table_id in with_cdc and config.sync.follows(one.full_name):
+            begun.begins(one.table_id)
     wanted = config.sync.datacenters
     hosts = tuple(replace(host, is_read=not wanted or host.datacenter in wanted) for host in read_hosts(session))
     replications: dict[str, Replication] = {}
     tables: list[SyncTable] = []
-    begun = CdcBegun(store)
     for table in schema.tables:
         if table.table_id not in with_cdc or not config.sync.follows(table.full_name):
             continue
@@ -193,7 +197,6 @@ def make_plan(
             continue
         try:
             tables.append(sync_table(store, config, table, known.get(table.table_id)))
-            begun.begins(table.table_id)
         except TableVersionError as error:
             left_out[table.full_name] = str(error)
     return SyncPlan(interval, hosts, replications, tuple(tables), left_out, _former(store, hosts, interval))

@@ -165,20 +165,22 @@ class Stager:
                 self._look_for_lost(log, now_ms)
             if self._config.archive.policy != "always":  # else commitlog_archive keeps a copy, and removes them
                 log.remove_finished()
-            if log.has_left and self._former.is_over(log, now_ms, self._names()):
-                self._forget_log(log.node)
+            with log.alone(_now_ms):
+                if log.has_left and self._former.is_over(log, now_ms, self._tables_of):
+                    self._forget_log(log.node)
 
     def _forget_log(self, node: str) -> None:
         self._counts_of_former.update(self._logs.pop(node).counts)
 
     def _look_for_lost(self, log: NodeLog, now_ms: int) -> None:
-        if self._plan is not None and log.is_due(now_ms) and log.error is None:
-            keyspaces = {table.schema.keyspace for table in self._plan.tables}
-            self._lost.look(log, now_ms, self._names(), {keyspace: self._ring_of(keyspace) for keyspace in keyspaces})
+        if log.is_due(now_ms) and log.error is None:
+            self._lost.look(log, now_ms, self._tables_of, self._ring_of)
 
-    def _names(self) -> dict[str, str]:
-        """Return the names of the followed tables, by id."""
-        return {table.table_id: table.schema.full_name for table in (self._plan.tables if self._plan else ())}
+    def _tables_of(self, log: NodeLog) -> dict[str, str]:
+        """Return the names of the tables whose changes a log may have, by id: also of those that cannot be planned."""
+        self._schemas.look([log.node])
+        planned = {table.table_id: table.schema.full_name for table in (self._plan.tables if self._plan else ())}
+        return {**planned, **self._captured(log)}
 
     def _windows(self) -> Windows:
         newest = interval_at(_now_ms(), self._config.commitlog_processor_window_interval_ms)
@@ -189,7 +191,6 @@ class Stager:
             self._former.take(plan)
             for node in self._logs.keys() - {host.id for host in (*plan.hosts, *self._former.hosts)}:
                 self._forget_log(node)
-            self._lost.tell(*self._logs.values())
         return Windows(newest, closed_until(self._store))
 
     def _node_logs(self, now_ms: int) -> list[NodeLog]:
@@ -292,7 +293,7 @@ class Stager:
             windows,
             held_up=frozenset(self._damaged),
             gone=frozenset(version.table_id for version in gone),
-            left_out={node: kept_ids - ids for node, ids in captured.items()},
+            left_out={node: kept_ids.difference(names) for node, names in captured.items()},
             passed_over=frozenset(self._schemas.unreadable) - kept_ids,
         )
         return self._run(task, work)
@@ -325,15 +326,14 @@ class Stager:
         tasks = min(len(work), self._context.defaultParallelism)
         return list(self._context.parallelize(list(work), tasks).mapPartitions(task).collect())
 
-    def _captured(self, log: NodeLog) -> frozenset[str]:
-        """Return the ids of the tables whose rows in a node's log are staged: they have cdc, or may have had it when
-        some of what we read was logged."""
+    def _captured(self, log: NodeLog) -> dict[str, str]:
+        """Return the names of the tables, by id, whose rows in a node's log are staged: they have cdc, or may have had
+        it when some of what we read was logged."""
         tables: Iterator[TableSchema | UnreadableTable]
         tables = chain(self._schemas.logged.values(), self._schemas.unreadable.values())
+        named = {table.table_id: table.full_name for table in tables}
         follows = self._config.sync.follows
-        return frozenset(
-            table.table_id for table in tables if self._has_cdc(log, table.table_id) and follows(table.full_name)
-        )
+        return {one: name for one, name in named.items() if self._has_cdc(log, one) and follows(name)}
 
     def _has_cdc(self, log: NodeLog, table_id: str) -> bool:
         tables = self._schemas.of_node[log.node].tables

@@ -8,7 +8,7 @@ its log cannot be read to the end. Of one that was dead (replaced, or removed) t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -50,11 +50,11 @@ class FormerNodes:
         log.token = (place and place.token) or ""
         log.unclaimed, log.is_shared = "its claim there is gone", False
 
-    def is_over(self, log: NodeLog, now_ms: int, tables: Mapping[str, str]) -> bool:
+    def is_over(self, log: NodeLog, now_ms: int, tables_of: Callable[[NodeLog], Mapping[str, str]]) -> bool:
         """Tell whether a log is done with: it is read to its end, or another node reads its folder, or it was tried
         long enough. Then its claim is given up, and no further plan has the node.
 
-        :param tables: names of the followed tables, by id, for the gap that there may be
+        :param tables_of: returns the names of the tables whose changes a log may have, by id, for a gap
         """
         former = self._known[log.node]
         if log.is_shared or (not _trouble(log) and not log.may_have(former.since_ms)):
@@ -63,7 +63,8 @@ class FormerNodes:
             why = f"its log cannot be read to its end: {_trouble(log)}"
             if former.host.up:
                 segment = log.unread[max(log.unread)] if log.unread else "end-of-log"
-                note_gap(self._store, Gap(log.node, log.endpoint, segment, log.whole_at_ms, now_ms, dict(tables), ()))
+                known = (log.node, log.endpoint, segment, log.whole_at_ms, now_ms)
+                note_gap(self._store, Gap(*known, tables_of(log), (), is_whole=True))
         else:
             return False
         print(f"ringsync: node {log.endpoint} has left the ring, and is done with: {why}", flush=True)

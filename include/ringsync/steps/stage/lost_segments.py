@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from ringsync.cql.identifiers import parse_table_name
 from ringsync.ledger.archive import find
-from ringsync.ledger.dropped_tables import dropped_of
 from ringsync.ledger.finished_segments import finished_segments
-from ringsync.ledger.gaps import Gap, get_unread, note_gap, open_gaps, put_unread
+from ringsync.ledger.gaps import Gap, get_unread, note_gap, put_unread
 from ringsync.ledger.staging import commit_keys, get_commit
-from ringsync.replica.base import base_folder
 from ringsync.ring.ranks import RankedRing
 from ringsync.ring.ring import replicas
 from ringsync.steps.stage.node_log import PATIENCE_MS, NodeLog
@@ -31,24 +29,25 @@ class LostSegments:
         self._told: set[tuple[str, int]] = set()
 
     def look(
-        self, log: NodeLog, now_ms: int, tables: Mapping[str, str], rings: Mapping[str, RankedRing | None]
+        self,
+        log: NodeLog,
+        now_ms: int,
+        tables_of: Callable[[NodeLog], Mapping[str, str]],
+        ring_of: Callable[[str], RankedRing | None],
     ) -> None:
         """Note gaps of a node whose folder was just listed, and keep what waits there.
 
-        :param tables: names of the followed tables, by id
-        :param rings: token ranges of their keyspaces
+        :param tables_of: returns the names of the tables whose changes a log may have, by id
+        :param ring_of: returns the token ranges of a keyspace
         """
-        for identity, name in list(log.missed.items()):
-            since_ms = self._since_ms.setdefault((log.node, identity), now_ms)
-            if now_ms - since_ms < MISSED_MS:
-                continue
-            if (log.node, identity) not in self._told and not self._is_safe(log, identity, name):
-                gap = Gap(log.node, log.endpoint, name, log.whole_at_ms, now_ms, dict(tables), _ranges(log.node, rings))
-                note_gap(self._store, gap)
-                self.tell(log)
-                print(f"ringsync: warning: node {log.endpoint}: {log.gap}", flush=True)
-            self._told.add((log.node, identity))
-            if now_ms - since_ms >= PATIENCE_MS:  # it does not come back
+        since = {one: self._since_ms.setdefault((log.node, one), now_ms) for one in log.missed}
+        believed = {one: log.missed[one] for one, since_ms in since.items() if now_ms - since_ms >= MISSED_MS}
+        new = {one: name for one, name in believed.items() if (log.node, one) not in self._told}
+        if lost := self._lost(log, new):
+            _note(self._store, log, lost, now_ms, tables_of(log), ring_of)
+        self._told |= {(log.node, one) for one in new}
+        for identity, name in believed.items():
+            if now_ms - since[identity] >= PATIENCE_MS:  # it does not come back
                 log.remove_index(name)
             if not log.has_index(name):
                 self._told.discard((log.node, identity))
@@ -56,38 +55,46 @@ class LostSegments:
         waiting = {**log.missed, **log.unread}
         if log.node not in self._kept:
             self._kept[log.node] = get_unread(self._store, log.node)
-            self.tell(log)
         if waiting != self._kept[log.node]:
             put_unread(self._store, log.node, waiting)
             self._kept[log.node] = waiting
 
-    def tell(self, *logs: NodeLog) -> None:
-        """Have logs name their open gaps."""
-        gaps = open_gaps(self._store, self._has_replica)
-        for log in logs:
-            of_node = gaps.get(log.node, [])
-            more = f" (and {len(of_node) - 1} other segments)" if len(of_node) > 1 else ""
-            log.gap = f"{of_node[0]}{more}" if of_node else None
-
-    def _has_replica(self, table_id: str, name: str) -> bool:
-        """Tell whether a table is there, as far as the schema updater knows, and has a replica."""
-        keyspace, table = parse_table_name(name)
-        if table_id in dropped_of(self._store, keyspace, table):
-            return False
-        return bool(self._store.list(f"{base_folder(keyspace, table)}/_delta_log/"))
-
-    def _is_safe(self, log: NodeLog, identity: int, name: str) -> bool:
-        """Tell whether a segment that is gone was read by another process, or archived."""
-        if find(self._store, log.node, name) is not None or identity in finished_segments(self._store, log.node):
-            return True
+    def _lost(self, log: NodeLog, missed: Mapping[int, str]) -> list[str]:
+        """Return the names of the segments that were neither archived, nor read by another process."""
+        found = {one: name for one, name in missed.items() if find(self._store, log.node, name) is None}
+        if not found:
+            return []
+        folded = finished_segments(self._store, log.node)
         keys = commit_keys(self._store, log.node)
-        return bool(keys) and identity in get_commit(self._store, keys[-1]).finished
+        finished = get_commit(self._store, keys[-1]).finished if keys else {}
+        return [name for one, name in found.items() if one not in folded and one not in finished]
 
 
-def _ranges(node: str, rings: Mapping[str, RankedRing | None]) -> tuple[tuple[int, int], ...]:
+def _note(
+    store: ObjectStore,
+    log: NodeLog,
+    lost: Iterable[str],
+    now_ms: int,
+    tables: Mapping[str, str],
+    ring_of: Callable[[str], RankedRing | None],
+) -> None:
+    """Note that segments of a node are lost."""
+    keyspaces = sorted({parse_table_name(name)[0] for name in tables.values()})
+    ranges = _ranges(log.node, map(ring_of, keyspaces))
+    gaps = [
+        Gap(log.node, log.endpoint, name, log.whole_at_ms, now_ms, tables, ranges, is_whole=True)
+        for name in sorted(lost)
+    ]
+    for gap in gaps:
+        note_gap(store, gap)
+    more = f" (and {len(gaps) - 1} other segments)" if len(gaps) > 1 else ""
+    print(f"ringsync: warning: node {log.endpoint}: {gaps[0].loss}{more}: cdcservice status", flush=True)
+
+
+def _ranges(node: str, rings: Iterable[RankedRing | None]) -> tuple[tuple[int, int], ...]:
     """Return the token ranges of which a node has replicas."""
     found: set[tuple[int, int]] = set()
-    for ring in rings.values():
+    for ring in rings:
         if ring is not None:
             found |= {
                 (one.start, one.end) for one, holders in replicas(ring.ring) if any(host.id == node for host in holders)

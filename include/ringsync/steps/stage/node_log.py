@@ -93,7 +93,6 @@ class NodeLog:
     :ivar unread: names of segments in the folder that are not staged whole, by id
     :ivar missed: names of segments that were unread, and are in the folder no more
     :ivar error: why the log as a whole cannot be read
-    :ivar gap: what of it was lost, and what to do; None: nothing
     :ivar failure: why the node could not be staged; None: all is well again
     :ivar refused: what this worker may not do there, though the log can be read
     :ivar failures: failures in a row that concern the whole node
@@ -128,7 +127,6 @@ class NodeLog:
     unread: dict[int, str] = field(default_factory=dict)
     missed: dict[int, str] = field(default_factory=dict)
     error: str | None = None
-    gap: str | None = None
     failure: str | None = None
     refused: str | None = None
     failures: int = 0
@@ -441,7 +439,6 @@ class NodeLog:
             "is_read": self.error is None and self.failure is None,
             "refused": self.refused,
             "error": self.error or self.failure or self.refused or (f"{doubts[0]}{more}" if doubts else None),
-            "gap": self.gap,
         }
 
 

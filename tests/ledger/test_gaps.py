@@ -1,0 +1,126 @@
+"""What a gap waits for, and what a look at all gaps costs."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from ringsync.ledger.dropped_tables import mark_dropped
+from ringsync.ledger.gaps import Followed, Gap, Gaps, Judge, close_gap, note_gap, note_verified
+from ringsync.storage.local import LocalStore
+
+ORDERS, ITEMS = "a" * 32, "b" * 32
+BOTH = {ORDERS: "shop.orders", ITEMS: "shop.items"}
+
+
+def gap(tables: Mapping[str, str], segment: int = 1, found_ms: int = 1000, *, is_whole: bool = True) -> Gap:
+    return Gap("n", "h:9042", f"CommitLog-7-{segment}.log", 0, found_ms, tables, (), is_whole)
+
+
+def waits_for(store: LocalStore, one: Gap, *there: str, **more: Any) -> list[str] | None:
+    """Judge a gap where these tables have replicas, as the store shows."""
+    followed, left_out = more.get("followed", {}), more.get("left_out", ())
+    return Judge(store, followed, left_out, lambda name: name in there).unverified(one)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalStore:
+    return LocalStore(tmp_path)
+
+
+def test_a_gap_waits_until_each_of_its_tables_was_verified_since(store: LocalStore) -> None:
+    one = gap(BOTH)
+    assert waits_for(store, one, *BOTH.values()) == ["shop.items", "shop.orders"]
+    note_verified(store, ORDERS, 1001)
+    note_verified(store, ITEMS, 1000)
+    assert waits_for(store, one, *BOTH.values()) == ["shop.items"]
+    note_verified(store, ITEMS, 1001)
+    assert waits_for(store, one, *BOTH.values()) is None
+
+
+def test_the_latest_verification_counts_and_is_one_object(store: LocalStore) -> None:
+    store.put(f"verified/{ORDERS}.json", json.dumps({"at_ms": 2000}).encode())  # of an earlier ringsync
+    store.put(f"verified/{ITEMS}.json", b"{")
+    assert waits_for(store, gap(BOTH), *BOTH.values()) == ["shop.items"]
+    for moment_ms in (3000, 2500):  # of two at once, the one that saw less may end last
+        note_verified(store, ORDERS, moment_ms)
+        (kept,) = store.list(f"verified/{ORDERS}")
+        assert json.loads(store.get(kept.key)) == {"at_ms": 3000}
+
+
+def test_tables_that_are_gone_or_have_no_replica_keep_no_gap_open(store: LocalStore) -> None:
+    dropped, plain = "c" * 32, "d" * 32
+    tables = {ORDERS: "shop.orders", dropped: "shop.dropped", plain: "shop.plain"}
+    mark_dropped(store, "shop", "dropped", dropped, 5)
+    with_replica = ("shop.orders", "shop.dropped")
+    assert waits_for(store, gap(tables), *with_replica) == ["shop.orders"]
+    note_verified(store, ORDERS, 2000)
+    assert waits_for(store, gap(tables), *with_replica) is None
+    # Where there is nothing to verify, somebody has to take note of the gap.
+    alone = gap({plain: "shop.plain"})
+    assert waits_for(store, alone) == []
+    assert "remove this object" in alone.describe([])
+
+
+def test_a_table_that_was_dropped_unseen_is_known_by_the_later_one_of_its_name(store: LocalStore) -> None:
+    """The schema updater was away while it was created and dropped, so nobody marks it."""
+    first, second = (UUID(fields=(n, 0, 0x1000, 0x80, 0, 1)).hex for n in (1, 2))
+    one = gap({ORDERS: "shop.orders", first: "shop.again"})
+    note_verified(store, ORDERS, 2000)
+    there = ("shop.orders", "shop.again")
+    assert waits_for(store, one, *there) == ["shop.again"]
+    assert waits_for(store, one, *there, followed={"shop.again": Followed(second, True)}) is None
+    again = gap({ORDERS: "shop.orders", second: "shop.again"})
+    assert waits_for(store, again, *there, followed={"shop.again": Followed(first, True)}) == ["shop.again"]
+
+
+def test_a_gap_of_an_earlier_ringsync_waits_for_what_is_followed_now(store: LocalStore) -> None:
+    """It named only the tables that were planned when it was found."""
+    note_verified(store, ORDERS, 2000)
+    later = {"followed": {"shop.items": Followed(ITEMS, True)}, "left_out": ("shop.damaged", "shop.none")}
+    there = ("shop.orders", "shop.items", "shop.damaged")
+    old, new = gap({ORDERS: "shop.orders"}, is_whole=False), gap({ORDERS: "shop.orders"})
+    assert waits_for(store, old, *there, **later) == ["shop.damaged", "shop.items"]
+    assert waits_for(store, new, *there, **later) is None, "it has cdc since"
+
+
+def test_a_replica_that_nobody_has_told_of_yet_keeps_a_gap_open(store: LocalStore) -> None:
+    note_verified(store, ORDERS, 2000)
+    followed = {name: Followed(one, has_replica=False) for one, name in BOTH.items()}
+    assert waits_for(store, gap(BOTH), *BOTH.values(), followed=followed) == ["shop.items"]
+    assert waits_for(store, gap(BOTH), "shop.orders", followed=followed) is None
+
+
+def test_what_a_look_costs_does_not_grow_with_gaps_times_tables(store: LocalStore, monkeypatch: Any) -> None:
+    """10 gaps of 1,000 tables were 30,011 requests, one after the other."""
+    tables = {f"{n:032x}": f"shop.t{n}" for n in range(200)}
+    for n in range(20):
+        note_gap(store, gap(tables, n))
+    for table_id in list(tables)[:100]:
+        note_verified(store, table_id, 2000)
+    asked: Counter[str] = Counter()
+    for name in ("get", "stat", "list"):
+        real = getattr(store, name)
+        monkeypatch.setattr(store, name, lambda key, _real=real, _name=name: asked.update([_name]) or _real(key))
+    followed = {name: Followed(one, True) for one, name in tables.items()}
+    gaps = Gaps(store)
+
+    def look() -> dict[str, int]:
+        asked.clear()
+        judge = Judge(store, followed, (), lambda name: pytest.fail(f"{name} is known"))
+        waiting = [judge.unverified(one) for one in gaps.look().values() if one is not None]
+        assert [len(names or ()) for names in waiting] == [100] * 20
+        return dict(asked)
+
+    assert look() == {"list": 3, "get": 20}
+    assert look() == {"list": 3}, "a gap never changes"
+    close_gap(store, gap(tables, 7).key)
+    store.put(gap(tables, 8).key, b"{")
+    assert [one for one in gaps.look().values() if one is None] == [None]
+    assert len(gaps.look()) == 19
