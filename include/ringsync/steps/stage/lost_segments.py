@@ -42,7 +42,7 @@ class LostSegments:
             since_ms = self._since_ms.setdefault((log.node, identity), now_ms)
             if now_ms - since_ms < MISSED_MS:
                 continue
-            if (log.node, identity) not in self._told and not self._is_safe(log, identity, name):
+            if (log.node, identity) not in self._told and not is_safe(self._store, log.node, identity, name):
                 gap = Gap(log.node, log.endpoint, name, log.whole_at_ms, now_ms, dict(tables), _ranges(log.node, rings))
                 note_gap(self._store, gap)
                 self.tell(log)
@@ -76,12 +76,13 @@ class LostSegments:
             return False
         return bool(self._store.list(f"{base_folder(keyspace, table)}/_delta_log/"))
 
-    def _is_safe(self, log: NodeLog, identity: int, name: str) -> bool:
-        """Tell whether a segment that is gone was read by another process, or archived."""
-        if find(self._store, log.node, name) is not None or identity in finished_segments(self._store, log.node):
-            return True
-        keys = commit_keys(self._store, log.node)
-        return bool(keys) and identity in get_commit(self._store, keys[-1]).finished
+
+def is_safe(store: ObjectStore, node: str, identity: int, name: str) -> bool:
+    """Tell whether a segment that is gone was read by another process, or archived."""
+    if find(store, node, name) is not None or identity in finished_segments(store, node):
+        return True
+    keys = commit_keys(store, node)
+    return bool(keys) and identity in get_commit(store, keys[-1]).finished
 
 
 def _ranges(node: str, rings: Mapping[str, RankedRing | None]) -> tuple[tuple[int, int], ...]:
