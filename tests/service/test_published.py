@@ -341,19 +341,27 @@ def test_a_node_that_is_not_read_is_named_and_not_waited_for(world: World) -> No
     assert world.wait() == Waited("", (note,))
 
 
-def test_a_log_is_waited_for_after_its_node_has_left_the_ring_as_long_as_it_can_be_read() -> None:
-    plan = SyncPlan(Bucket(5000, 2000), HOSTS[:1], {}, (), former=(FormerHost(HOSTS[1], 4000),))
+def test_a_log_is_waited_for_after_its_node_has_left_the_ring() -> None:
+    """What a node that left alive had logged may be in no other log: that it cannot be read was not even named."""
     well = {"clear_at_ms": 9000, "error": None, "is_read": True}
 
-    def left(**of_former: Any) -> list[str]:
+    def left(*, alive: bool = True, read: bool = True, **of_former: Any) -> list[str]:
+        former = FormerHost(replace(HOSTS[1], up=alive, is_read=read), 4000)
+        plan = SyncPlan(Bucket(5000, 2000), HOSTS[:1], {}, (), former=(former,))
         statuses = {
             "commitlog_stage/rack-a": {"nodes": {"a": well}},
-            "commitlog_stage/rack-b": {"nodes": {"b": well | of_former} if of_former else {}},
+            "commitlog_stage/rack-b": {"nodes": {"b": well | of_former} if of_former else {}, "error": None},
         }
         return [one.reason for one in logs_left(Seen(statuses, plan), QUEUES, 3000)]
 
-    assert left(clear_at_ms=2999) == ["the log of node 10.0.0.2:9042, which has left the ring, is not staged"]
-    assert left(clear_at_ms=3000) == left(clear_at_ms=0, is_read=False) == left() == []
+    log = "the log of node 10.0.0.2:9042, which has left the ring,"
+    unread = {"clear_at_ms": 0, "is_read": False, "error": "it cannot be read"}
+    assert left(clear_at_ms=3000) == left(alive=False, clear_at_ms=3000) == []
+    assert left(clear_at_ms=2999, error="slow") == left(alive=False, clear_at_ms=2999, error="slow")
+    assert left(clear_at_ms=2999, error="slow") == [f"{log} is not staged: slow"]
+    assert left(**unread) == [f"{log} is not staged: it cannot be read"]
+    assert left() == [f"{log} is not read: commitlog_stage/rack-b has not"]
+    assert left(alive=False, **unread) == left(alive=False) == left(read=False, **unread) == []
 
 
 @pytest.mark.parametrize("loop", ["commitlog_stage/rack-b", CLOSE, LATE])

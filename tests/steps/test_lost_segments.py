@@ -23,7 +23,7 @@ from ringsync.steps.stage import commitlog_stage, former_nodes, lost_segments
 from ringsync.steps.stage.lost_segments import MISSED_MS, LostSegments
 from ringsync.storage.port import UnavailableError
 from tests.service.test_alarms import watched, written_conf
-from tests.steps.test_former_nodes import PATIENCE_S, leave
+from tests.steps.test_former_nodes import PATIENCE_S, leave, pass_time
 from tests.steps.test_stager import HOST, TABLES, WELL, Cluster, Sync, written
 from tests.steps.test_stager_cdc_off import index_of
 
@@ -147,8 +147,7 @@ def test_the_gap_of_a_node_that_left_names_a_table_that_could_not_be_planned(
     monkeypatch.setattr(commitlog_stage, "plan_of", left_out(table))
     leave(sync)
     shutil.rmtree(sync.segment.parent)
-    for seconds in (61, PATIENCE_S, 61):
-        sync.cycle_once(seconds)
+    pass_time(sync, PATIENCE_S + 200)
     ((_, gap),) = Gaps(sync.store).look().items()
     assert gap is not None
     assert gap.tables.keys() == {one.table_id for one in TABLES}
@@ -217,17 +216,15 @@ def test_a_store_that_fails_when_a_node_is_done_with_concerns_that_node(
     """The cycle of the whole queue failed."""
     leave(sync)
     shutil.rmtree(sync.segment.parent)
-    sync.cycle_once(61)
 
     def failing(*_: Any) -> None:
         raise UnavailableError("503")
 
     with monkeypatch.context() as away:
         away.setattr(former_nodes, "note_gap", failing)
-        sync.cycle_once(PATIENCE_S)
-        sync.cycle_once(61)
+        pass_time(sync, PATIENCE_S + 200)
     assert sync.store.list("gaps/") == []
-    sync.cycle_once(61)
+    pass_time(sync, 200)
     assert len(sync.store.list("gaps/")) == 1
 
 

@@ -189,16 +189,16 @@ def test_a_store_that_cannot_tell_whose_a_claim_is_lets_nobody_read(
     nodes.minute(nodes.stager)
     del nodes.says[WELL.id]
     nodes.queues = {WELL.id: "two"}
-    stat = LocalStore.stat
+    get = LocalStore.get
 
     def fails(store: LocalStore, key: str) -> Any:
         if key == f"staging/nodes/{WELL.id}":
             raise UnavailableError("503")
-        return stat(store, key)
+        return get(store, key)
 
     worker = nodes.worker("default")
     with monkeypatch.context() as patch:
-        patch.setattr(LocalStore, "stat", fails)
+        patch.setattr(LocalStore, "get", fails)
         for _ in range(3):
             nodes.minute(worker)
             assert "503" in nodes.why(worker, HOST)

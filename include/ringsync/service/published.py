@@ -180,30 +180,27 @@ def wait_until_published(
 
 
 def logs_left(seen: Seen, sync: Sync, synced_ms: int) -> Iterator[Left]:
-    """Yield nodes whose logs are not staged up to a moment, except nodes that are down.
+    """Yield nodes whose logs are not staged up to a moment, also those that have left the ring. Nodes that are down are
+    not waited for, nor are those that were down when they left, unless their logs can be read.
 
     The plan must begin after that moment: an older plan may lack a table that was written to.
     """
     if seen.plan is None or seen.plan.interval.start < synced_ms:
         yield Left(CLOSE, "the loops have not begun the next window interval")
         return
-    for host in seen.plan.read_hosts:
-        if not host.up:
-            continue
+    former = [one.host for one in seen.plan.former if one.host.is_read]
+    for host in (*seen.plan.read_hosts, *former):
         loop = f"commitlog_stage/{sync.queue_of(host.address, host.id)}"
         status = seen.statuses.get(loop, {})
         node = status.get("nodes", {}).get(host.id)
+        if not host.up and not (host in former and node and node.get("is_read")):
+            continue
+        log = f"the log of node {host.endpoint}{', which has left the ring,' if host in former else ''}"
         if node is None:
-            yield Left(loop, f"the log of node {host.endpoint} is not read: {status.get('error') or f'{loop} has not'}")
+            yield Left(loop, f"{log} is not read: {status.get('error') or f'{loop} has not'}")
         elif int(node["clear_at_ms"]) < synced_ms:
             reason = node.get("error") or status.get("error") or f"{node.get('backlog_bytes', 0):,} bytes are left"
-            yield Left(loop, f"the log of node {host.endpoint} is not staged: {reason}")
-    for former in seen.plan.former:
-        loop = f"commitlog_stage/{sync.queue_of(former.host.address, former.host.id)}"
-        node = seen.statuses.get(loop, {}).get("nodes", {}).get(former.host.id)
-        # What cannot be read is not waited for: the other replicas' logs hold the same changes.
-        if node and node.get("is_read") and int(node["clear_at_ms"]) < synced_ms:
-            yield Left(loop, f"the log of node {former.host.endpoint}, which has left the ring, is not staged")
+            yield Left(loop, f"{log} is not staged: {reason}")
 
 
 def archive_left(store: ObjectStore, keys: Set[str]) -> Iterator[Left]:

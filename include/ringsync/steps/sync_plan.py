@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -15,15 +16,21 @@ from ringsync.cluster.cluster import read_hosts, read_replications
 from ringsync.cluster.node import ChangingSchemaError, ask_one
 from ringsync.cluster.schema import read_node_tables, read_tables
 from ringsync.config import Config
+from ringsync.ledger.read_nodes import get_read_node
 from ringsync.ledger.staging import Bucket
 from ringsync.ledger.table_versions import CdcBegun, TableVersionError, version_document, version_from, version_of
 from ringsync.ring.ring import Host, Replication, RingError, RingSnapshot
 from ringsync.schema.table import TableSchema, UnreadableTable
-from ringsync.steps.stage.claims import is_claimed
+from ringsync.steps.stage.claims import is_claimed, known_nodes
 from ringsync.storage.port import AlreadyExistsError, ChecksumError, NotFoundError, ObjectStore
 from ringsync.streams.files import data_topic
 
 KEPT_PLANS = 100
+
+FRESH_MS = 300_000
+"""So old may a plan be at most for what it says of a node that has left: that it was down then."""
+
+_PLANS = "plans/sync/"
 
 
 @dataclass(frozen=True)
@@ -50,7 +57,7 @@ class SyncTable:
 class FormerHost:
     """A node that has left the ring, and whose log may not be read to its end yet.
 
-    :ivar host: the node as the last plan before had it: ``up`` tells whether it was alive when it left
+    :ivar host: the node as it was known last: ``up`` tells whether it may have been alive when it left
     :ivar since_ms: a moment when it had left, ms since the epoch
     """
 
@@ -65,7 +72,8 @@ class SyncPlan:
     :ivar hosts: nodes that own tokens; ``sync.datacenters`` decides whether their logs are read
     :ivar replications: replication of each keyspace that has tables
     :ivar left_out: why a table cannot be followed now, by its name
-    :ivar former: nodes that have left the ring, until their claims are given up (:mod:`ringsync.steps.stage.claims`)
+    :ivar former: nodes that have left the ring, until their claims are given up (:mod:`ringsync.steps.stage.claims`);
+        ``is_read`` tells of them, too, whether their logs are read
     """
 
     interval: Bucket
@@ -151,7 +159,7 @@ def plan_of(
     :raises ClusterError: the cluster does not answer
     :raises ChangingSchemaError: the schema changes all the time, and there is no plan before
     """
-    key = f"plans/sync/{interval.start:013}.json"
+    key = _key(interval)
     try:
         return SyncPlan.from_json(store.get(key))
     except NotFoundError:
@@ -165,7 +173,7 @@ def plan_of(
         store.put(key, made.to_json().encode(), if_absent=True)
     except AlreadyExistsError:
         return SyncPlan.from_json(store.get(key))
-    for stat in store.list("plans/sync/")[:-KEPT_PLANS]:
+    for stat in store.list(_PLANS)[:-KEPT_PLANS]:
         store.delete(stat.key)
     return made
 
@@ -199,27 +207,50 @@ def make_plan(
             tables.append(sync_table(store, config, table, known.get(table.table_id)))
         except TableVersionError as error:
             left_out[table.full_name] = str(error)
-    return SyncPlan(interval, hosts, replications, tuple(tables), left_out, _former(store, hosts, interval))
+    former = tuple(
+        replace(one, host=replace(one.host, is_read=not wanted or one.host.datacenter in (*wanted, "")))
+        for one in _former(store, hosts, interval)
+    )
+    return SyncPlan(interval, hosts, replications, tuple(tables), left_out, former)
 
 
-def _former(store: ObjectStore, hosts: Collection[Host], interval: Bucket) -> tuple[FormerHost, ...]:
-    """Find the nodes that have left the ring since the newest plan, or before, and have a claim: they were read."""
-    newest = _newest_plan(store)
-    if newest is None:
-        return ()
-    known = {host.id: FormerHost(host, interval.end) for host in newest.read_hosts}
-    known |= {former.host.id: former for former in newest.former}
+def _former(store: ObjectStore, hosts: Collection[Host], interval: Bucket) -> list[FormerHost]:
+    """Find the nodes that have left the ring and have a claim: they were read, and maybe not to the end.
+
+    The claims tell which nodes these are. The plan before tells since when, and which were dead; if it does not, they
+    have left just now, and were alive.
+    """
     there = {host.id for host in hosts}
-    return tuple(former for node, former in known.items() if node not in there and is_claimed(store, node))
+    gone = [node for node in known_nodes(store) if node not in there and is_claimed(store, node)]
+    if not gone:
+        return []
+    known: dict[str, FormerHost] = {}
+    if (before := _plan_before(store, interval)) is not None:
+        is_old = before.interval.end < interval.start - FRESH_MS
+        known = {host.id: FormerHost(replace(host, up=host.up or is_old), interval.end) for host in before.hosts}
+        known |= {former.host.id: former for former in before.former}
+    return [known.get(node) or FormerHost(_remembered(store, node), interval.end) for node in gone]
 
 
-def _newest_plan(store: ObjectStore) -> SyncPlan | None:
-    """Read the newest plan; None: there is none, or it is damaged."""
-    keys = [stat.key for stat in store.list("plans/sync/")]
-    try:
-        return SyncPlan.from_json(store.get(keys[-1])) if keys else None
-    except (NotFoundError, ChecksumError, ValueError, KeyError, TypeError):
-        return None
+def _remembered(store: ObjectStore, node: str) -> Host:
+    """Return a node of which no plan tells, by its claim. If nothing is known of it, it counts to the default queue."""
+    known = get_read_node(store, node)
+    if known is None:
+        return Host(node, node, 0, "", "", ())
+    return Host(node, known.address, known.port, known.datacenter, "", ())
+
+
+def _plan_before(store: ObjectStore, interval: Bucket) -> SyncPlan | None:
+    """Read the newest plan before an interval that is not damaged; None: there is none. Later ones were made by a clock
+    that is ahead."""
+    for key in reversed([stat.key for stat in store.list(_PLANS) if stat.key < _key(interval)]):
+        with suppress(NotFoundError, ChecksumError, ValueError, KeyError, TypeError):
+            return SyncPlan.from_json(store.get(key))
+    return None
+
+
+def _key(interval: Bucket) -> str:
+    return f"{_PLANS}{interval.start:013}.json"
 
 
 def sync_table(store: ObjectStore, config: Config, table: TableSchema, known: TableVersion | None = None) -> SyncTable:

@@ -25,9 +25,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ringsync.formats.commitlog.names import is_segment
-from ringsync.storage.port import ObjectStore
+from ringsync.storage.port import ChecksumError, NotFoundError, ObjectStore, StorageError
 
 _PREFIX = "ringsync-claim."
+_PLACES = "staging/nodes/"
 
 
 class ForeignClaimError(Exception):
@@ -47,21 +48,43 @@ class Place:
 
 
 def get_place(store: ObjectStore, node: str) -> Place | None:
-    """Return where a node's log was read last; None: unknown."""
-    if store.stat(key := f"staging/nodes/{node}") is None:
+    """Return where a node's log was read last; None: unknown.
+
+    :raises ChecksumError: that is damaged
+    """
+    key = f"{_PLACES}{node}"
+    try:
+        data = store.get(key).decode()
+        if not data.startswith("{"):  # versions before had the path alone
+            return Place(data)
+        document = json.loads(data)
+        return Place(document["folder"], document.get("token"))
+    except NotFoundError:
         return None
-    data = store.get(key).decode()
-    return Place(**json.loads(data)) if data.startswith("{") else Place(data)  # versions before had the path alone
+    except (ChecksumError, ValueError, KeyError) as error:
+        raise ChecksumError(
+            f"{store.uri(key)}, where the node's log is, cannot be read ({type(error).__name__}): restore it; if the "
+            "node is in the ring, it can be removed, too"
+        ) from error
 
 
 def put_place(store: ObjectStore, node: str, place: Place) -> None:
     """Remember where a node's log is read."""
-    store.put(f"staging/nodes/{node}", json.dumps(asdict(place)).encode())
+    store.put(f"{_PLACES}{node}", json.dumps(asdict(place)).encode())
+
+
+def known_nodes(store: ObjectStore) -> list[str]:
+    """Return the ids of all nodes that have or had a claim."""
+    return [stat.key.removeprefix(_PLACES) for stat in store.list(_PLACES)]
 
 
 def is_claimed(store: ObjectStore, node: str) -> bool:
-    """Tell whether a node has a claim somewhere: its log was read, and may not be read to its end yet."""
-    place = get_place(store, node)
+    """Tell whether a node has a claim somewhere: its log was read, and may not be read to its end yet. It may have one
+    if that cannot be read."""
+    try:
+        place = get_place(store, node)
+    except StorageError:
+        return True
     return place is not None and bool(place.folder and place.token)
 
 
@@ -119,6 +142,14 @@ def has_claim(folder: Path, node: str, token: str) -> bool:
     """
     file = folder / f"{_PREFIX}{node}"
     return bool(token) and file.exists() and file.read_text() == token
+
+
+def claimants(folder: Path) -> list[str]:
+    """Return the ids of the nodes that have claims in a folder, valid or not.
+
+    :raises OSError: the folder cannot be listed
+    """
+    return [name.removeprefix(_PREFIX) for name in os.listdir(folder) if name.startswith(_PREFIX)]
 
 
 def other_claims(

@@ -123,7 +123,7 @@ class Stager:
         self._context = context
         self._put_errors = put_errors
         self._logs: dict[str, NodeLog] = {}
-        self._former = FormerNodes(self._store)
+        self._former = FormerNodes(self._store, self._config)
         self._counts_of_former: Counter[str] = Counter()
         self._plan: SyncPlan | None = None
         self._rings: dict[str, RankedRing | None] = {}
@@ -146,14 +146,12 @@ class Stager:
         for log in logs:
             with log.alone(_now_ms):
                 work += log.new_work(now_ms, CYCLE_BYTES, partial(self._not_ours, log))
-        staged: list[Staged] = []
-        if work:
-            staged = self._stage(work, windows)
-            unknown = [part for part in staged if part.has_unknown]
-            if unknown and self._recall(unknown):
-                again = {part.work: part for part in self._stage([part.work for part in unknown], windows)}
-                self._forget(*(part for part in staged if part.work in again))
-                staged = [again.get(part.work, part) for part in staged]
+        staged = self._stage(work, windows) if work else []
+        unknown = [part for part in staged if part.has_unknown]
+        if unknown and self._recall(unknown):
+            again = {part.work: part for part in self._stage([part.work for part in unknown], windows)}
+            self._forget(*(part for part in staged if part.work in again))
+            staged = [again.get(part.work, part) for part in staged]
         for log in logs:
             if log.is_due(now_ms):
                 with log.alone(_now_ms):
@@ -165,8 +163,9 @@ class Stager:
                 self._look_for_lost(log, now_ms)
             if self._config.archive.policy != "always":  # else commitlog_archive keeps a copy, and removes them
                 log.remove_finished()
+        for log in [log for log in self._logs.values() if log.node in self._former]:
             with log.alone(_now_ms):
-                if log.has_left and self._former.is_over(log, now_ms, self._tables_of):
+                if self._former.is_over(log, now_ms, self._tables_of):
                     self._forget_log(log.node)
 
     def _forget_log(self, node: str) -> None:
@@ -211,6 +210,7 @@ class Stager:
             if log.is_due(now_ms):
                 with log.alone(_now_ms):
                     (self._former.find if log.has_left else self._find)(log)
+                    self._former.remember(host, log)
                     if not log.is_known:
                         log.read_progress(self._store, now_ms)
         return [log for host in tried if (log := logs[host]).is_due(now_ms)]
@@ -487,9 +487,8 @@ class Stager:
         """Return how far each node's log is staged."""
         up = {host.id for host in self._hosts() if host.up}
         found = {log.node: {"up": log.node in up, "left": log.has_left, **log.status()} for log in self._logs.values()}
-        for node in found:
-            if node in self._former:
-                found[node]["error"] = self._former.problem(self._logs[node])
+        for node in filter(self._former.__contains__, found):
+            found[node]["error"] = self._former.problem(self._logs[node])
         return found
 
     def report(self) -> Report:

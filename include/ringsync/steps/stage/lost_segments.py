@@ -43,7 +43,7 @@ class LostSegments:
         since = {one: self._since_ms.setdefault((log.node, one), now_ms) for one in log.missed}
         believed = {one: log.missed[one] for one, since_ms in since.items() if now_ms - since_ms >= MISSED_MS}
         new = {one: name for one, name in believed.items() if (log.node, one) not in self._told}
-        if lost := self._lost(log, new):
+        if lost := lost_of(self._store, (log.node,), new):
             _note(self._store, log, lost, now_ms, tables_of(log), ring_of)
         self._told |= {(log.node, one) for one in new}
         for identity, name in believed.items():
@@ -59,15 +59,20 @@ class LostSegments:
             put_unread(self._store, log.node, waiting)
             self._kept[log.node] = waiting
 
-    def _lost(self, log: NodeLog, missed: Mapping[int, str]) -> list[str]:
-        """Return the names of the segments that were neither archived, nor read by another process."""
-        found = {one: name for one, name in missed.items() if find(self._store, log.node, name) is None}
-        if not found:
-            return []
-        folded = finished_segments(self._store, log.node)
-        keys = commit_keys(self._store, log.node)
-        finished = get_commit(self._store, keys[-1]).finished if keys else {}
-        return [name for one, name in found.items() if one not in folded and one not in finished]
+
+def lost_of(store: ObjectStore, nodes: Iterable[str], missed: Mapping[int, str]) -> list[str]:
+    """Return the names of the missed segments that were neither archived nor read, under any of the nodes' ids.
+
+    :param missed: names of segments by id
+    """
+    left = dict(missed)
+    for node in nodes if missed else ():
+        folded = finished_segments(store, node)
+        keys = commit_keys(store, node)
+        finished = get_commit(store, keys[-1]).finished if keys else {}
+        left = {one: name for one, name in left.items() if one not in folded and one not in finished}
+        left = {one: name for one, name in left.items() if find(store, node, name) is None}
+    return list(left.values())
 
 
 def _note(
