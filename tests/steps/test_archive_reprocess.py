@@ -23,6 +23,7 @@ from ringsync.steps.archive.archive_reprocess import Reprocessor
 from ringsync.steps.archive.commitlog_archive import Archiver
 from ringsync.steps.sync_plan import SyncPlan
 from tests.mortal_store import Killed, MortalStore
+from tests.steps.node_logs import finished
 from tests.steps.test_archive import SEGMENTS, Nodes, config, names
 from tests.steps.test_stager import HOST, TABLES, Cluster, OneByOne, Sync, without, written
 from tests.steps.test_stager_cdc_off import index_of, sync_segment
@@ -164,7 +165,7 @@ def test_what_the_stage_has_read_of_it_is_not_read_again(of_node: Reprocessed) -
     index_of(of_node.sync.segment).write_text("400000")
     first = of_node.sync.cycle().counts["rows"]
     assert first > 0
-    index_of(of_node.sync.segment).write_text(f"{len(raw)}\nCOMPLETED")
+    index_of(of_node.sync.segment).write_text(finished(raw))
     of_node.archive()
     rest = of_node.read()["rows"]
     of_node.sync.cycle()
@@ -264,10 +265,10 @@ def test_an_entry_has_the_write_times_of_the_whole_segment(of_node: Reprocessed,
     raw, config_ = of_node.sync.segment.read_bytes(), of_node.sync.stager._config
     config_.archive = SimpleNamespace(policy="always")
     if staged:
-        synced = f"{staged}" if staged < len(raw) else f"{len(raw)}\nCOMPLETED"
+        synced = f"{staged}" if staged < len(raw) else finished(raw)
         index_of(of_node.sync.segment).write_text(synced)
         assert of_node.sync.cycle().counts["rows"] > 0
-        index_of(of_node.sync.segment).write_text(f"{len(raw)}\nCOMPLETED")
+        index_of(of_node.sync.segment).write_text(finished(raw))
     of_node.archive()
     of_node.read()
     (entry,) = archived(of_node.store, READ)

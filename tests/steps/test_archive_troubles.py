@@ -18,13 +18,15 @@ from ringsync.ledger.gaps import get_unread
 from ringsync.steps.archive import commitlog_archive
 from ringsync.steps.archive.archive_reprocess import Reprocessor
 from ringsync.steps.archive.commitlog_archive import ArchivedNode, Archiver
+from ringsync.steps.stage.node_log import NodeLog
 from ringsync.storage.local import LocalStore
 from ringsync.storage.port import UnavailableError
+from tests.steps.node_logs import finished
 from tests.steps.test_archive import Nodes, archiver, config, fill, names
 from tests.steps.test_archive_reprocess import Reprocessed
 from tests.steps.test_lost_segments import begin_anew, later
 from tests.steps.test_stager import HOST, NOW_S, TABLES, Cluster, Sync, written
-from tests.steps.test_stager_cdc_off import index_of, sync_segment
+from tests.steps.test_stager_cdc_off import copy, index_of, sync_segment
 
 
 @pytest.fixture
@@ -96,17 +98,63 @@ def test_what_stays_cut_off_is_archived_and_told_as_damage(
     assert of_node.store.get(f"cdc_damaged/{HOST.id}/{segment.name}") == content
 
 
-def test_what_a_crashed_node_had_not_synced_is_no_damage_in_the_archive(of_node: Reprocessed) -> None:
-    """Cassandra writes the size of the file into its index; records follow under a marker of zeros."""
-    segment = of_node.sync.segment
+def crashed(segment: Path, sections: int | None = None) -> None:
+    """Have the node of a segment have crashed: its index has the size of the file, and records that were never synced
+    follow under a marker of zeros.
+
+    :param sections: number of sections before; None: all
+    """
     raw = bytearray(segment.read_bytes())
-    end = markers(bytes(raw))[-1]
+    places = markers(bytes(raw))
+    end = places[-1 if sections is None else sections]
+    raw[end:] = bytes(len(raw) - end)
     raw[end + 100 : end + 105] = b"never"
     segment.write_bytes(raw)
     index_of(segment).write_text(f"{len(raw)}\nCOMPLETED")
-    of_node.archive()
+
+
+def watching(of_node: Reprocessed) -> Archiver:
+    return Archiver(config(policy="always"), of_node.store, "default", Nodes({HOST.id: of_node.raw}))
+
+
+def test_what_a_crashed_node_had_not_synced_is_no_damage_in_the_archive(
+    of_node: Reprocessed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be an old page, too: it is read again for a minute before the original goes."""
+    segment, watch = of_node.sync.segment, watching(of_node)
+    crashed(segment)
+    watch.cycle()
+    assert (segment.exists(), names(of_node.store, WAITING)) == (True, [])
+    assert "its node crashed" in str(watch.status()[HOST.id]["error"])
+    monkeypatch.setattr(commitlog_archive, "OLD_PAGES_S", 0.0)
+    watch.cycle()
+    assert (segment.exists(), watch.is_failing) == (False, False)
     counts = of_node.read()
     assert (counts["rows"], counts["damages"], of_node.sync.errors) == (241, 0, 0)
+
+
+def test_what_the_stage_saw_synced_before_a_crash_is_missed_in_the_archive(
+    of_node: Reprocessed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its page is lost. It was passed over, as if the node had never synced it."""
+    segment, watch = of_node.sync.segment, watching(of_node)
+    places = markers(segment.read_bytes())
+    index_of(segment).write_text(str(places[60]))
+    assert of_node.sync.cycle().counts["rows"] > 0
+    # The index tells of more that cannot be read yet; another segment makes the commit that keeps it in mind.
+    index_of(segment).write_text(str(places[66]))
+    monkeypatch.setattr(NodeLog, "accepts", lambda _, staged, *__: staged.part.segment != segment.name)
+    copy(segment, 1)
+    of_node.sync.cycle()
+    crashed(segment, 63)
+    content = segment.read_bytes()
+    monkeypatch.setattr(commitlog_archive, "OLD_PAGES_S", 0.0)
+    for _ in range(2):
+        watch.cycle()
+    assert not segment.exists()
+    counts = of_node.read()
+    assert (counts["damages"], of_node.sync.errors) == (1, 1)
+    assert of_node.store.get(f"cdc_damaged/{HOST.id}/{segment.name}") == content
 
 
 def failing_once(store: LocalStore, name: str) -> Callable[..., Any]:
@@ -227,10 +275,10 @@ def test_an_interval_reads_a_waiting_segment_whole(of_node: Reprocessed, staged:
     segment, settings = of_node.sync.segment, of_node.sync.stager._config
     size = segment.stat().st_size
     if staged:
-        index_of(segment).write_text(f"{staged}" if staged < size else f"{size}\nCOMPLETED")
+        index_of(segment).write_text(f"{staged}" if staged < size else finished(segment.read_bytes()))
         settings.archive = config(policy="always").archive
         of_node.sync.cycle()
-    index_of(segment).write_text(f"{size}\nCOMPLETED")
+    index_of(segment).write_text(finished(segment.read_bytes()))
     of_node.archive()
     again = list(archived(of_node.store, READ))
     found = of_node.reprocessor()

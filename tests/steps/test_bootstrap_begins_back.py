@@ -63,15 +63,18 @@ def caught_up(ours: FollowUps) -> FollowUps:
     return ours
 
 
-def bootstrap(lake: Lake, name: str, *, complete: bool = True) -> None:
-    """Copy the table, whose scan finds no rows."""
+def bootstrap(lake: Lake, name: str, *, complete: bool = True, ring: str = RING.ring.digest) -> None:
+    """Copy the table, whose scan finds no rows.
+
+    :param ring: digest of the ring snapshot of the scan
+    """
     begin = mark(lake.store, TABLE.table_id, "begin", name, int(time.time() * 1000))
     selection = SimpleNamespace(to_json=lambda: "{}")
     scan = SimpleNamespace(table=TABLE, selection=selection, element_times=True)
     plan: Any = SimpleNamespace(
         scan=scan, bootstrap=SimpleNamespace(id=name, as_of=int(time.time())), run="run", topic="test.shop.t"
     )
-    publish(lake.store, load_config(lake.conf), plan, lambda: None, [], begin)
+    publish(lake.store, load_config(lake.conf), plan, lambda: None, [], begin, ring)
     if complete:
         mark(lake.store, TABLE.table_id, "cutover", name, int(time.time() * 1000))
 
@@ -128,6 +131,17 @@ def test_what_all_replicas_had_is_not_added_again(lake: Lake) -> None:
     state = replica_state(lake.store, TABLE)
     assert state is not None
     assert state.applied == 2, "it begins behind the mark of the bootstrap"
+
+
+@pytest.mark.parametrize("ring", ["", "another"])
+def test_what_a_scan_of_another_ring_may_not_have_seen_is_added_and_told(lake: Lake, ring: str) -> None:
+    """A node that has joined since lacks what it dropped meanwhile, and the scan may have read it there."""
+    lake.publish(NOW, [ALONE], by_arrival=False)
+    again(lake, lambda one: replace(one, counts={**one.counts, "everywhere": 1}))
+    bootstrap(lake, "b1", ring=ring)
+    assert [debt.missed[0].number for debt in follow_ups(lake)._debts()] == [1]
+    caught_up(follow_ups(lake))
+    assert rows_of_replica(lake) == {(1, 1): "x"}
 
 
 @pytest.mark.parametrize("age_ms", [KEPT_MS - 60_000, KEPT_MS + 60_000, KEPT_MS + 2 * FORGOTTEN_LATER_MS])

@@ -106,7 +106,7 @@ class World(Lake):
             check()
 
         begin = self.copy(name)
-        publish(self.store, self.config, self.plan(name), may_publish, self.ledger[name], begin)
+        publish(self.store, self.config, self.plan(name), may_publish, self.ledger[name], begin, "")
 
     def prepare(self, name: str, table: TableSchema = TABLE) -> int:
         """What ``prepare`` does, or who repeats it after a kill, with ``restart`` the first time."""

@@ -114,7 +114,7 @@ class Lake(Store):
         return [CommittedRange(TokenRange(-(2**63), 2**63 - 1), 1, 1, 1, 1, 1, outputs)]
 
     def publish_scan(self, name: str, begin: int, ranges: list[CommittedRange]) -> None:
-        publish(self.store, self.config, self.plan(name), lambda: None, ranges, begin)
+        publish(self.store, self.config, self.plan(name), lambda: None, ranges, begin, RING.ring.digest)
 
     def cutover(self, name: str) -> int:
         return mark(self.store, TABLE.table_id, "cutover", name, now_ms())

@@ -21,7 +21,7 @@ from ringsync.steps.stage.node_log import PATIENCE_MS, NodeLog
 from ringsync.steps.stage.stage_task import Staged, StageTask, StageWork, Windows, check_counts, stage
 from ringsync.storage.local import LocalStore
 from tests.commitlogs.fixtures import DATA
-from tests.steps.node_logs import claimed, read_node_log
+from tests.steps.node_logs import claimed, finished, read_node_log
 
 UNREAD: Any = None
 """The configuration: nothing here reads it."""
@@ -99,7 +99,7 @@ def test_a_read_that_brings_nothing_is_no_commit_and_a_later_good_one_wins(node:
     assert good.counts["records"] > 0
     assert node.error == ""
     assert node.log.clear_at_ms > before_ms
-    node.put(name, None, f"{len(raw)}\nCOMPLETED")
+    node.put(name, None, finished(raw))
     (rest,) = node.cycle()
     assert rest.part.finished
     assert node.read_again().finished.keys() == {rest.part.segment_id}
@@ -110,7 +110,7 @@ def test_a_read_that_brings_nothing_is_no_commit_and_a_later_good_one_wins(node:
 def test_what_looks_damaged_is_read_again_before_it_is_believed(node: Node) -> None:
     name, raw = next(iter(segments().items()))
     size = read_descriptor(raw, name).size
-    node.put(name, raw[: size + 8] + b"\xff" * 64 + raw[size + 72 :], f"{len(raw)}\nCOMPLETED")
+    node.put(name, raw[: size + 8] + b"\xff" * 64 + raw[size + 72 :], finished(raw))
     assert node.cycle() == []
     assert name in node.error
     tries = sum(len(node.log.new_work(node.now_ms + wait, ALL, claimed)) for wait in range(0, 2000, 100))
@@ -124,7 +124,7 @@ def test_what_looks_damaged_is_read_again_before_it_is_believed(node: Node) -> N
 def test_a_segment_that_cannot_be_read_at_all_keeps_no_other_waiting(node: Node) -> None:
     (first, broken), (second, raw), *_ = segments().items()
     node.put(first, b"\0" * len(broken), f"{len(broken)}\nCOMPLETED")
-    node.put(second, raw, f"{len(raw)}\nCOMPLETED")
+    node.put(second, raw, finished(raw))
     assert [one.part.segment for one in node.cycle()] == [second]
     assert first in node.error
     cleared = node.log.clear_at_ms
@@ -138,7 +138,7 @@ def test_a_segment_that_cannot_be_read_at_all_keeps_no_other_waiting(node: Node)
 def test_an_index_without_its_segment_is_named(node: Node) -> None:
     (first, raw), (second, _), *_ = segments().items()
     node.put(second, None, "100")
-    node.put(first, raw, f"{len(raw)}\nCOMPLETED")
+    node.put(first, raw, finished(raw))
     assert [one.part.segment for one in node.cycle()] == [first]
     assert "is there without its segment" in node.error
     assert second in node.error

@@ -20,6 +20,7 @@ from ringsync.steps.stage import claims, commitlog_stage
 from ringsync.steps.stage.commitlog_stage import Stager
 from ringsync.storage.local import LocalStore
 from ringsync.storage.port import UnavailableError
+from tests.steps.node_logs import finished
 from tests.steps.test_stager import HOST, TABLES, WELL, Cluster, OneByOne, Sync
 
 OTHER = replace(HOST, id="c", address="127.0.0.3")
@@ -68,7 +69,7 @@ class Nodes(Sync):
         """Have one more segment in a folder."""
         another = (folder or self.raw) / self.segment.name.replace(".log", f"{int(self.now_s) % 100_000}.log")
         shutil.copy(self.source / self.segment.name, another)
-        another.with_name(another.name.replace(".log", "_cdc.idx")).write_text(f"{another.stat().st_size}\nCOMPLETED")
+        another.with_name(another.name.replace(".log", "_cdc.idx")).write_text(finished(another.read_bytes()))
         return another
 
     def staged(self) -> set[str]:

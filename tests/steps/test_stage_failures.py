@@ -23,6 +23,7 @@ from ringsync.steps.stage import stage_task
 from ringsync.steps.stage.node_log import PATIENCE_MS
 from ringsync.steps.stage.stage_task import StageTask, StageWork, Windows, stage
 from ringsync.storage.local import LocalStore
+from tests.steps.node_logs import finished
 from tests.steps.test_stager import TABLES, UNREAD, WELL, Cluster, OneByOne, Sync
 
 
@@ -101,7 +102,7 @@ def test_a_worker_that_crashes_over_one_node_stops_no_other(tmp_path: Path, monk
     for number in range(40):
         another = well.with_name(well.name.replace(".log", f"{number}.log"))
         shutil.copy(sync.segment, another)
-        another.with_name(another.name.replace(".log", "_cdc.idx")).write_text(f"{another.stat().st_size}\nCOMPLETED")
+        another.with_name(another.name.replace(".log", "_cdc.idx")).write_text(finished(another.read_bytes()))
         sync.cycle_once()
         assert not another.exists()
         assert "Python worker exited unexpectedly" in sync.told()[0]
@@ -203,7 +204,7 @@ def test_all_records_of_a_commit_that_cannot_be_decoded_are_put_at_once(
     sync = Sync(tmp_path, Cluster(TABLES, TABLES), monkeypatch)
     second = sync.segment.with_name("CommitLog-7-1700000000099.log")
     shutil.copy(sync.segment, second)
-    second.with_name(second.name.replace(".log", "_cdc.idx")).write_text(f"{second.stat().st_size}\nCOMPLETED")
+    second.with_name(second.name.replace(".log", "_cdc.idx")).write_text(finished(second.read_bytes()))
     sync.add_errors(monkeypatch)
     puts: list[int] = []
 

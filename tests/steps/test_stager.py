@@ -38,6 +38,7 @@ from ringsync.steps.stage.stage_task import Staged, StagedTable, StageTask, Stag
 from ringsync.steps.sync_plan import FormerHost, SyncPlan, SyncTable, interval_at
 from ringsync.storage.local import LocalStore
 from tests.commitlogs.fixtures import DATA
+from tests.steps.node_logs import finished
 
 UNREAD: Any = None
 """The configuration: nothing here reads it."""
@@ -123,8 +124,8 @@ class Sync:
         source = next(iter(sorted(FOLDER.glob("*.log.xz"))))
         self.segment = raw / source.name.removesuffix(".xz")
         self.segment.write_bytes(lzma.decompress(source.read_bytes()))
-        index = self.segment.with_name(self.segment.name.replace(".log", "_cdc.idx"))
-        index.write_text(f"{self.segment.stat().st_size}\nCOMPLETED")
+        index, synced = self.segment.name.replace(".log", "_cdc.idx"), finished(self.segment.read_bytes())
+        self.segment.with_name(index).write_text(synced)
         # The segment that the node writes to: nothing of it is synced.
         (raw / "CommitLog-7-1999999999999.log").write_bytes(b"")
         sync = SimpleNamespace(
@@ -426,8 +427,7 @@ def test_a_worker_that_may_not_delete_reads_on(tmp_path: Path, monkeypatch: pyte
     sync.cycle()
     another = sync.segment.with_name(sync.segment.name.replace(".log", "9.log"))
     another.write_bytes(sync.segment.read_bytes())
-    index = another.with_name(another.name.replace(".log", "_cdc.idx"))
-    index.write_text(f"{another.stat().st_size}\nCOMPLETED")
+    (index := another.with_name(another.name.replace(".log", "_cdc.idx"))).write_text(finished(another.read_bytes()))
     for _ in range(3):
         log = sync.cycle()
     assert (log.number, len(log.finished)) == (2, 2), "what can be read is read"

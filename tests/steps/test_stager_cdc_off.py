@@ -12,6 +12,7 @@ from ringsync.schema.table import UnreadableTable
 from ringsync.steps.absent_tables import GONE_AFTER_S
 from ringsync.steps.stage import commitlog_stage
 from ringsync.steps.stage.node_log import PATIENCE_MS, SYNC_MARGIN_MS, UNKNOWN_SYNC_MS
+from tests.steps.node_logs import finished
 from tests.steps.test_stager import FOLDER, HOST, NOW_S, TABLES, WELL, Cluster, Sync, without, written
 
 SYNC_S = 10
@@ -31,7 +32,7 @@ def index_of(segment: Path) -> Path:
 
 
 def sync_segment(segment: Path) -> None:
-    index_of(segment).write_text(f"{segment.stat().st_size}\nCOMPLETED")
+    index_of(segment).write_text(finished(segment.read_bytes()))
 
 
 def copy(segment: Path, digit: int) -> None:

@@ -39,7 +39,8 @@ class ArchiveError(StorageError):
 
 
 class ShortSegmentError(ArchiveError):
-    """A segment does not reach what its index says: it is damaged, or a mounted folder shows old pages of it."""
+    """A segment does not reach what its index says, or may not: it is damaged, or its node crashed, or a mounted folder
+    shows old pages of it."""
 
 
 @dataclass(frozen=True)
@@ -102,9 +103,9 @@ def archive_segment(
     :param began_ms: when the segment before it was written last; 0: unknown
     :param folder: WAITING or READ
     :param written: write times of its rows; None: unknown
-    :param even_short: whether it is archived though it does not reach what its index says
+    :param even_short: whether it is archived though it may not reach what its index says
     :raises OSError: the file cannot be read
-    :raises ShortSegmentError: it does not reach what its index says
+    :raises ShortSegmentError: it does not reach what its index says, or may not
     :raises ArchiveError: the archive has another segment of this name
     """
     ended_ms = int(file.stat().st_mtime * 1000)

@@ -26,13 +26,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from ringsync.ring.ring import Epoch
 from ringsync.storage.port import AlreadyExistsError, NotFoundError, ObjectStore
 from ringsync.streams.files import FileStream, Part, StreamError
 
@@ -81,6 +82,8 @@ class Pass:
     :ivar deletions: keys of files with the pass's deletions of partitions and ranges; older rows may still come
     :ivar deleted_until_us: greatest timestamp of these deletions, µs; None: there are none, or it is not known
     :ivar digests: keys of the digests of the published rows, by bucket (or :data:`LATE`)
+    :ivar epoch: the replicas when the pass was made; for ``rows`` its ring is that of the whole copy, empty if that has
+        changed. None: unknown, an older version has made the pass
     """
 
     number: int
@@ -96,15 +99,35 @@ class Pass:
     digests: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     counts: Mapping[str, int] = field(default_factory=dict)
     deleted_until_us: int | None = None
+    epoch: Epoch | None = None
 
     @property
     def folder(self) -> str:
         """Name of the pass's folder in the stream."""
         return pass_folder(self.begin or self.number)
 
+    def is_everywhere(self, epoch: Epoch) -> bool:
+        """Tell whether all replicas have the rows, so that every read sees them.
+
+        All had them when they were published. But a node that has joined since may lack them: Cassandra acknowledges
+        what a joining node has dropped, and sends it a hint.
+        """
+        return self._was_everywhere and (self.epoch == epoch or not self.counts.get("rows"))
+
+    def is_seen_in(self, ring: str) -> bool:
+        """Tell whether a copy of the table has the rows for sure.
+
+        :param ring: digest of the ring snapshot of the whole copy; empty: it has changed meanwhile
+        """
+        has_same = self.epoch is not None and self.epoch.ring == ring
+        return self._was_everywhere and (has_same or not self.counts.get("rows"))
+
+    def has_other_replication(self, epoch: Epoch) -> bool:
+        """Tell whether the keyspace's replication is another one by now: most replicas may be new, and have nothing."""
+        return self.kind == "changes" and self.epoch is not None and self.epoch.replication != epoch.replication
+
     @property
-    def everywhere(self) -> bool:
-        """Whether all replicas had the rows when they were published, so that every later read sees them."""
+    def _was_everywhere(self) -> bool:
         return bool(self.counts.get("everywhere"))
 
 
@@ -153,9 +176,12 @@ def _follows(store: ObjectStore, made: Pass) -> bool:
 def get_pass(store: ObjectStore, table_id: str, number: int) -> Pass:
     """Read a pass."""
     document = json.loads(store.get(_key(table_id, number)))
+    if epoch := document.get("epoch"):
+        document["epoch"] = Epoch(**{**epoch, "datacenters": tuple(epoch["datacenters"])})
     return Pass(
         **{
-            **document,
+            # A later version may have written more.
+            **{one.name: document[one.name] for one in fields(Pass) if one.name in document},
             "parts": tuple(Part(**part) for part in document["parts"]),
             "changes": tuple(document["changes"]),
             "deletions": tuple(document["deletions"]),
@@ -278,6 +304,7 @@ def mark(
     parts: tuple[Part, ...] = (),
     check: Callable[[], None] | None = None,
     topic: str = "",
+    ring: str | None = None,
 ) -> int:
     """Add the mark that begins a bootstrap, publishes its rows, or ends it. Repeating it is safe.
 
@@ -287,6 +314,7 @@ def mark(
         process then adds a pass, it is called again. None: a cut-over checks that no other bootstrap has begun. Rows
         are always checked by :func:`check_rows`
     :param topic: topic that holds the parts
+    :param ring: for rows the digest of the ring snapshot of the whole copy; empty: it has changed meanwhile
     :returns: number of the mark's pass
     :raises BootstrapReplacedError: the rows or the cut-over belong to a bootstrap that cannot continue
     :raises StreamDamagedError: a part is missing in the rows' folder
@@ -307,7 +335,8 @@ def mark(
             _check_not_replaced(bootstrap, begin)
         place = begin.number if begin and kind == "rows" else 0
         number = (numbers[-1] if numbers else 0) + 1
-        if put_pass(store, Pass(number, kind, table_id, now_ms, bootstrap, place, parts=parts)):
+        epoch = None if ring is None else Epoch(ring)
+        if put_pass(store, Pass(number, kind, table_id, now_ms, bootstrap, place, parts=parts, epoch=epoch)):
             return number
 
 
@@ -359,7 +388,7 @@ def marks_of_latest(
     return marks
 
 
-def first_to_add(store: ObjectStore, passes: Mapping[int, Pass], begin: int, reach_ms: float) -> int:
+def first_to_add(store: ObjectStore, passes: Mapping[int, Pass], begin: int, reach_ms: float, ring: str) -> int:
     """Find the first pass whose changes the rows of a bootstrap may lack.
 
     The scan may have missed rows that only some replicas had when they were published. Their later copies count as
@@ -367,6 +396,7 @@ def first_to_add(store: ObjectStore, passes: Mapping[int, Pass], begin: int, rea
 
     :param begin: number of the pass that began the bootstrap
     :param reach_ms: time in which copies of published rows may still come, ms
+    :param ring: see :meth:`Pass.is_seen_in`
     """
     since_ms = passes[begin].created_at_ms - reach_ms
     there = {stat.key for stat in store.list(f"sync/{passes[begin].table_id}/changes/")}
@@ -376,7 +406,7 @@ def first_to_add(store: ObjectStore, passes: Mapping[int, Pass], begin: int, rea
         # Older versions did not keep the changes so long.
         if earlier.created_at_ms < since_ms or not there.issuperset(earlier.changes):
             break
-        if earlier.kind == "changes" and not earlier.everywhere:
+        if earlier.kind == "changes" and not earlier.is_seen_in(ring):
             first = number
     return first
 

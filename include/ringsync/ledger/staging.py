@@ -144,6 +144,7 @@ class StageCommit:
     :ivar late: keys of files of late rows
     :ivar written: write times of the followed rows of each segment in ``ends`` and ``finished``; those that were not
         read from their beginning, or not all of which could be decoded, are missing
+    :ivar reached: position that unfinished segments reach by their index, if that is more than was read of them
     :ivar followed: whether the next commit was made; it may be removed by now
     :ivar whole_at_ms: all that was synced at this moment is in earlier commits; 0: unknown
     """
@@ -160,6 +161,7 @@ class StageCommit:
     followed: bool = False
     whole_at_ms: int = 0
     written: Mapping[int, Written] = field(default_factory=dict)
+    reached: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def key(self) -> str:
@@ -229,9 +231,11 @@ def _commit_of(document: dict[str, Any]) -> StageCommit:
     )
     late = tuple(document.pop("late"))
     written = {int(segment): (first, last) for segment, (first, last) in document.pop("written", {}).items()}
+    reached = {int(segment): position for segment, position in document.pop("reached", {}).items()}
     # A later version may have written more.
     known = {one.name: document[one.name] for one in fields(StageCommit) if one.name in document}
-    return StageCommit(blocks=blocks, parts=parts, ends=ends, finished=finished, late=late, written=written, **known)
+    known |= {"ends": ends, "finished": finished, "written": written, "reached": reached}
+    return StageCommit(blocks=blocks, parts=parts, late=late, **known)
 
 
 def commit_keys(store: ObjectStore, node: str | None = None) -> list[str]:

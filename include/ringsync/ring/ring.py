@@ -65,6 +65,20 @@ class Replication:
 
 
 @dataclass(frozen=True)
+class Epoch:
+    """What must stay the same for the replicas of all rows to stay the same nodes, of which all have what one has.
+
+    :ivar ring: digest of the ring snapshot
+    :ivar replication: the keyspace's replication, as text
+    :ivar datacenters: those whose nodes are asked for rows, or whose logs are read: such replicas are compared
+    """
+
+    ring: str
+    replication: str = ""
+    datacenters: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class RingSnapshot:
     """Hosts, tokens and liveness at one moment, and one keyspace's replication."""
 
@@ -84,6 +98,13 @@ class RingSnapshot:
             [self.replication.strategy, sorted(self.replication.factors)],
         ]
         return hashlib.sha256(json.dumps(description).encode()).hexdigest()
+
+    @cached_property
+    def epoch(self) -> Epoch:
+        """What tells later whether replicas are still the same."""
+        factors = (f"{datacenter}:{factor}" for datacenter, factor in sorted(self.replication.factors))
+        datacenters = {host.datacenter for host in self.hosts if host.is_local or host.is_read}
+        return Epoch(self.digest, " ".join([self.replication.strategy, *factors]), tuple(sorted(datacenters)))
 
 
 def token_ranges(ring: RingSnapshot) -> tuple[TokenRange, ...]:

@@ -63,6 +63,7 @@ class SegmentChanges:
     :ivar records: number of records, including damaged ones
     :ivar damages: parts that cannot be read: records with a wrong checksum, sections, sync markers
     :ivar batches: change rows and undecoded records of all other records, in the order of the log
+    :ivar unsure: see :class:`~ringsync.formats.commitlog.segment.Segment`
     """
 
     descriptor: Descriptor
@@ -70,6 +71,7 @@ class SegmentChanges:
     records: int
     damages: list[Damage]
     batches: Iterator[Changes]
+    unsure: str = ""
 
 
 def read_log(
@@ -106,7 +108,7 @@ def read_log(
         damages.append(Damage(int(position), int(size), reason))
     damages.sort(key=lambda damage: damage.position)
     batches = read_changes(segment.buffer, records.only(records.sound), tables, name, capacity)
-    return SegmentChanges(segment.descriptor, end, len(records), damages, batches)
+    return SegmentChanges(segment.descriptor, end, len(records), damages, batches, segment.unsure)
 
 
 def read_changes(

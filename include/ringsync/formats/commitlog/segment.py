@@ -11,6 +11,7 @@ import struct
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -24,6 +25,8 @@ VERSIONS = (6, 7, 8)
 _HEADER = struct.Struct(">iqH")
 _MARKER = struct.Struct(">iI")
 _LONGEST_DESCRIPTOR = _HEADER.size + 0xFFFF + 4
+_SLICE = 1 << 16
+"""Places that are searched for a marker at once: those with the same high half."""
 
 
 class SegmentError(ValueError):
@@ -91,6 +94,7 @@ class Segment:
     :ivar certain: place in the buffer; positions of records after it depend on the length of a damaged section, so they
         may be wrong
     :ivar file_end: end of the file in the buffer if the segment is plain; otherwise -1
+    :ivar unsure: why nobody can tell yet whether it ends there: what was synced may show up later; empty: it does
     """
 
     descriptor: Descriptor
@@ -100,6 +104,7 @@ class Segment:
     end: int
     certain: int
     file_end: int
+    unsure: str = ""
 
 
 @dataclass(frozen=True)
@@ -112,6 +117,8 @@ class Wanted:
         because they may not survive a crash of the node. None: to the end
     :ivar completed_at: offset in the index of a completed segment; None: there is no such index. Only this offset can
         tell that the end of the file is missing
+    :ivar reached: logical position up to which the segment was synced by an earlier index. It counts if the node has
+        crashed since, because its last index does not tell where the segment ends
     :ivar part: first byte of the file and the one after the last: only sections with a sync marker in between are read,
         so that several readers can share a segment. None: all
     """
@@ -119,6 +126,7 @@ class Wanted:
     after: int = 0
     until: int | None = None
     completed_at: int | None = None
+    reached: int = 0
     part: tuple[int, int] | None = None
 
     def has(self, marker: int) -> bool:
@@ -214,7 +222,7 @@ def read_segment(
         buffer, first = _in_place(view, walk.sections)
         sections = [replace(s, start=s.start - first, end=s.end - first) for s in walk.sections]
         file_end = len(view) - first
-        return Segment(descriptor, buffer, sections, walk.damages, walk.position, file_end, file_end)
+        return Segment(descriptor, buffer, sections, walk.damages, walk.position, file_end, file_end, walk.unsure)
     parts: list[bytes] = []
     size, certain = 0, None
     for start, end in walk:
@@ -229,11 +237,13 @@ def read_segment(
         size += len(raw)
         walk.position += len(raw)
     certain = size if certain is None else certain
-    return Segment(descriptor, padded(b"".join(parts)), walk.sections, walk.damages, walk.position, certain, -1)
+    buffer = padded(b"".join(parts))
+    return Segment(descriptor, buffer, walk.sections, walk.damages, walk.position, certain, -1, walk.unsure)
 
 
 def why_short(data: bytes | memoryview, name: str, completed_at: int) -> str | None:
-    """Tell why a completed segment does not reach what its index says; None: it does. Only sync markers are read.
+    """Tell why a completed segment does not reach what its index says, or may not; None: it does. Only sync markers are
+    read.
 
     :param data: the whole file
     :param completed_at: offset in its index
@@ -245,7 +255,7 @@ def why_short(data: bytes | memoryview, name: str, completed_at: int) -> str | N
     walk = _Walk(view, descriptor, Wanted(completed_at=completed_at), is_packed)
     for start, end in walk:
         walk.position += max(_claimed_length(view[start:end]), 0) if is_packed else end - start
-    return walk.damages[0].reason if walk.damages else None
+    return walk.damages[0].reason if walk.damages else walk.unsure or None
 
 
 def _in_place(view: memoryview, sections: list[Section]) -> tuple[npt.NDArray[np.uint8], int]:
@@ -300,6 +310,34 @@ def _checksum(descriptor: Descriptor, marker: int) -> int:
     return zlib.crc32(struct.pack(">III", *_halves(descriptor.segment_id), marker))
 
 
+@cache
+def _changes_by_low_half() -> npt.NDArray[np.uint32]:
+    """Return what each low half of a marker's place changes in the marker's checksum. A CRC is linear: two bytes of its
+    input change what each of them changes, together (exclusive or), whatever the other bytes are."""
+
+    def changes(shift: int) -> npt.NDArray[np.uint32]:
+        inputs = (struct.pack(">I", byte << shift) for byte in range(256))
+        return np.array([zlib.crc32(data) ^ zlib.crc32(bytes(4)) for data in inputs], np.uint32)
+
+    changed: npt.NDArray[np.uint32] = (changes(8)[:, None] ^ changes(0)).ravel()
+    return changed
+
+
+def _has_marker(view: memoryview, start: int, descriptor: Descriptor) -> bool:
+    """Tell whether an intact sync marker is at a byte of the file or behind it, anywhere."""
+    for first in range(start - start % _SLICE, len(view) - _MARKER.size + 1, _SLICE):
+        expected = _changes_by_low_half() ^ np.uint32(_checksum(descriptor, first))
+        checksums = view[first + 4 : first + 4 + _SLICE + 3]
+        for shift in range(4):
+            there = np.frombuffer(checksums, ">u4", max(len(checksums) - shift, 0) // 4, shift)
+            for found in np.flatnonzero(there == expected[shift::4][: len(there)]).tolist():
+                place = first + shift + 4 * found
+                # The end that a marker names lies behind it, in the file.
+                if place >= start and place < _MARKER.unpack_from(view, place)[0] <= len(view):
+                    return True
+    return False
+
+
 def _halves(number: int) -> tuple[int, int]:
     return number & 0xFFFFFFFF, number >> 32 & 0xFFFFFFFF
 
@@ -318,6 +356,7 @@ class _Walk:
         self._is_own = True
         self.sections: list[Section] = []
         self.damages: list[Damage] = []
+        self.unsure = ""
         self.position = descriptor.size
         if not is_packed and _is_marker(view, wanted.after, descriptor):
             self.position = wanted.after  # in a plain segment this is also the place in the file
@@ -380,30 +419,26 @@ class _Walk:
     def _check_rest(self, marker: int) -> None:
         """Check that only zeros follow the last section: Cassandra fills a new segment with them.
 
-        After a crash, records follow that were never synced, under a sync marker that was never written. They are no
-        damage: Cassandra does not replay them either, so the node does not have them any more.
+        After a crash, records may follow that were never synced, under a sync marker that was never written. They are
+        no damage: Cassandra does not replay them either, so the node does not have them any more. But an old page of a
+        mounted folder looks the same, with a marker or without: the last section has no marker behind it.
         """
         rest = np.frombuffer(self._view[marker:], np.uint8)
-        synced = self._wanted.until
+        wanted, reached = self._wanted, self._wanted.until
         # After a crash Cassandra writes the size of the file into the index, even if less was synced.
-        has_crashed = self._wanted.completed_at == len(self._view)
-        if not has_crashed and self._wanted.completed_at is not None:
-            synced = self._wanted.completed_at
-        if synced is not None and self.position < synced:
-            reason = f"the last section ends at position {self.position}, but by its index the segment reaches {synced}"
-            self._stop(synced - self.position, f"{reason}: it was cut off or overwritten")
-        elif rest.any() and not (has_crashed and not self._has_marker(marker + 1)):
+        has_crashed = wanted.completed_at == len(self._view)
+        if wanted.completed_at is not None:
+            reached = max(wanted.reached, wanted.after) if has_crashed else wanted.completed_at
+        if reached is not None and self.position < reached:
+            index = "an earlier index" if has_crashed else "its index"
+            reason = f"the last section ends at position {self.position}, but by {index} the segment reaches {reached}"
+            self._stop(reached - self.position, f"{reason}: it was cut off or overwritten")
+        elif has_crashed and not (rest.any() and _has_marker(self._view, marker + 1, self._descriptor)):
+            if len(rest) >= _MARKER.size:
+                self.unsure = (
+                    f"its node crashed, and no sync marker is behind position {self.position}: nothing more was "
+                    "synced, or a mounted folder shows old pages"
+                )
+        elif rest.any():
             first = marker + int(np.flatnonzero(rest)[0])
             self._stop(len(rest), f"zeros, and then bytes that belong to no section, at byte {first} of the file")
-
-    def _has_marker(self, start: int) -> bool:
-        """Tell whether an intact sync marker is anywhere in the rest of the file: then it was synced after all."""
-        octets = np.frombuffer(self._view[start:], np.uint8)
-        places = np.arange(start, len(self._view) - _MARKER.size + 1)
-        windows = np.lib.stride_tricks.sliding_window_view(octets, 4)[: len(places)]
-        ends = np.zeros(len(places), np.int64)
-        for number in range(4):
-            ends = ends << 8 | windows[:, number]
-        # The end that a marker names lies behind it, in the file.
-        likely = places[(ends > places) & (ends <= len(self._view))]
-        return any(_is_marker(self._view, place, self._descriptor) for place in likely.tolist())

@@ -274,7 +274,8 @@ class Reprocessor:
         for entry in entries:
             by = self._histories.at(entry.ended_ms * 1000), self._left_out(entry)
             after = log.ends.get(entry.segment_id, 0)
-            wanted = Wanted(after=after, completed_at=archive.completed_at(entry.index))
+            reached = log.reached.get(entry.segment_id, 0)
+            wanted = Wanted(after=after, completed_at=archive.completed_at(entry.index), reached=reached)
             work = StageWork(log.node, str(folder / entry.name), wanted, log.number + 1)
             if jobs and jobs[-1][0] == by:
                 jobs[-1][1].append(work)

@@ -45,8 +45,8 @@ TIDY_EVERY_S = 300.0
 """Time between the ends of one tidying up and the begin of the next; within it, an upload that goes on is done."""
 
 OLD_PAGES_S = 60.0
-"""So long a segment that does not reach what its index says is read again: a mounted folder may show old pages. Then it
-is archived as it is, and damaged."""
+"""So long a segment that does not reach what its index says, or may not since its node has crashed, is read again: a
+mounted folder may show old pages. Then it is archived as it is."""
 
 KEPT_ENDS = 64
 """Segments that have left of which a node's loop remembers when they were written last."""
@@ -90,7 +90,7 @@ class ArchivedNode:
     :ivar waiting: finished segments there
     :ivar archived: segments that this run has archived
     :ivar left_ms: when segments that have left were written last, ms since the epoch, by id
-    :ivar short_s: monotonic time when a segment was first seen not to reach what its index says, s, by id
+    :ivar short_s: monotonic time when a segment was first seen not to reach what its index says for sure, s, by id
     :ivar unread: names of segments with changes that were seen and have not left, by id
     :ivar noted: what of them is recorded; None: unknown yet
     :ivar error: why it cannot be looked at, or archived

@@ -60,12 +60,14 @@ def publish(
     check: Callable[[], None],
     ranges: Sequence[CommittedRange],
     begin: int,
+    ring: str,
 ) -> None:
     """Publish what the ledger holds, which must be everything that was selected.
 
     :param check: raises if this run must not publish
     :param ranges: the ledger's ranges, in token order
     :param begin: number of the pass with which the bootstrap has begun
+    :param ring: digest of the ring snapshot of all that was read; empty: the ring has changed meanwhile
     :raises StepError: the counts do not reconcile, or a part is missing; nothing was published
     :raises LostOwnershipError: another run has taken over, or the bootstrap was cancelled
     :raises BootstrapReplacedError: another bootstrap has begun, or this one was cancelled
@@ -88,13 +90,13 @@ def publish(
     except StreamDamagedError as error:
         raise StepError(f"{error}; nothing was published: bootstrap anew with restart") from error
     check()
-    first = first_to_add(store, passes, begin, digests_kept_ms(config))
+    first = first_to_add(store, passes, begin, digests_kept_ms(config), ring)
     # Passes before the first one that is added may have deleted rows: no SELECT and no added pass shows that.
     deletions_from_ms = passes[min(first, begin)].created_at_ms
     # If another bootstrap has begun, the mark is refused. If not, no other bootstrap removes our files from here on. If
     # another writer changes the base meanwhile, replace_base finds a version newer than the one that was read above.
     now_ms = int(time.time() * 1000)
-    mark(store, table.table_id, "rows", plan.bootstrap.id, now_ms, tuple(parts), topic=plan.topic)
+    mark(store, table.table_id, "rows", plan.bootstrap.id, now_ms, tuple(parts), topic=plan.topic, ring=ring)
     if replaced_table(before, table):
         empty_changes(store, table, before, int(time.time() * 1000))
     replace_base(

@@ -14,6 +14,7 @@ import socket
 import time
 from typing import Any
 
+from ringsync.cluster.cluster import read_ring
 from ringsync.cluster.control import ControlServer
 from ringsync.cluster.schema import read_table
 from ringsync.cluster.session import connect
@@ -86,7 +87,9 @@ def run(application: Application) -> tuple[Report, ExitCode]:
         if collector.left:
             return report, ExitCode.COMPLETED_WITH_ERRORS
         if latest.state != COMPLETED and begin:
-            publish(store, config, plan, may_publish, collector.ranges, begin)
+            now = read_ring(session, plan.scan.table.keyspace).digest
+            ring = now if now == plan.scan.ring_digest else ""
+            publish(store, config, plan, may_publish, collector.ranges, begin, ring)
         report |= describe_published(store, plan, collector.ranges, begin)
     return report, ExitCode.OK
 

@@ -173,7 +173,8 @@ def close_slice(
         return SliceResult(None, read, repeated, before, only_one)
     levels = {reading.level for part in buckets for reading in part.readings}
     one_is_enough = context.reader.one_is_enough and levels == {"LOCAL_ONE"}
-    reader = replace(context.reader, disagreed="ALL" in levels, one_is_enough=one_is_enough)
+    disagreed = context.reader.disagreed or "ALL" in levels
+    reader = replace(context.reader, disagreed=disagreed, one_is_enough=one_is_enough)
     context = replace(context, reader=reader)
     by_place = {place: pa.concat_batches(batches) for place, batches in fresh.items()}
     made = make_outputs(context, store, by_place, name)

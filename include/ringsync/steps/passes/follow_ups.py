@@ -224,20 +224,18 @@ class FollowUps:
         announce: Callable[[str, str], None] = lambda topic, folder: None,
     ) -> None:
         self._application = application
-        self._store = application.store
-        self._table = table
+        self._store, self._table = application.store, table
         self._context, self._control, self._announce = context, control, announce
         self.ring: RankedRing | None = None
         self._passes: dict[int, Pass] = {}
         take_topic(self._store, table.topic, table.table_id, int(time.time() * 1000))
         self.refresh()
         self._mismatch: str | None = None
-        self._waits = False
+        self._waits = self._has_new = False
         self._asked: tuple[ReplicaState | None, int, float] | None = None  # state, last pass then, monotonic time, s
         self._published = last_published(self._store, table, self._passes)
         self._owed: tuple[Owed, ...] = ()
         self._owed_at = 0
-        self._has_new = False
         self._swept_at: float | None = None
         self._versions: dict[str, int] = {}
         self._snapshots: KnownSnapshots = {}
@@ -285,7 +283,7 @@ class FollowUps:
     def _reader(self, mode: Mode, replica: ReplicaState | None, last: int) -> AfterReader:
         """Return the reader with which tasks find the rows after changes of the pass that follows ``last``."""
         assert self.ring is not None
-        config, name = self._application.config, self._table.schema.full_name
+        config, name, epoch = self._application.config, self._table.schema.full_name, self.ring.ring.epoch
         return AfterReader(
             config=config,
             version=self._table.version,
@@ -302,8 +300,9 @@ class FollowUps:
                 for key in made.deletions
             ),
             deletions_known_from_us=max(replica.deletions_known_from_us, self._kept_since_us()) if replica else 0,
-            # A node that was down lacks what was published meanwhile until it has its hints.
-            one_is_enough=all(made.everywhere for made in self._passes.values() if made.kind == "changes"),
+            # A node that was down or has joined lacks some of what was published before until it has its hints.
+            one_is_enough=all(made.is_everywhere(epoch) for made in self.passes if made.kind == "changes"),
+            disagreed=any(made.has_other_replication(epoch) for made in self.passes),
         )
 
     def context(self, reader: AfterReader, hosts: Iterable[Host] = (), *, late: bool) -> PassContext:
@@ -421,9 +420,10 @@ class FollowUps:
             if state is None or not (waiting := [number for number in sorted(self._passes) if number > state.applied]):
                 break
             next_pass = self._passes[waiting[0]]
+            reader = self._reader("replica", state, next_pass.number - 1)
             # The live replicas may have agreed on changes that most replicas lack.
-            disagreed = next_pass.late or not next_pass.everywhere
-            reader = replace(self._reader("replica", state, next_pass.number - 1), disagreed=disagreed)
+            if next_pass.late or not next_pass.is_everywhere(reader.ring.ring.epoch):
+                reader = replace(reader, disagreed=True)
             files = []
             if changes := next_pass.changes:
                 tasks = self._context.parallelize(changes, len(changes))

@@ -253,6 +253,7 @@ def commit(
         digests=digests,
         counts={**counts, **{name: sum(getattr(output, name) for output in files) for name in ("rows", "messages")}},
         deleted_until_us=max((at for output in files if (at := output.deleted_until_us) is not None), default=None),
+        epoch=context.reader.ring.ring.epoch,
     )
     if passes.put_pass(store, candidate):
         return candidate

@@ -67,8 +67,9 @@ def owed(passes: Sequence[Pass], reach_ms: float) -> tuple[Owed, ...]:
     for copied in passes:
         if copied.kind == "rows" and copied.begin not in told:
             since_ms = by_number.get(copied.begin, copied).created_at_ms - reach_ms
+            ring = copied.epoch.ring if copied.epoch else ""
             before = (made for made in passes if made.number < copied.begin and made.created_at_ms >= since_ms)
-            if missed := tuple(made for made in before if made.changes and not made.everywhere):
+            if missed := tuple(made for made in before if made.changes and not made.is_seen_in(ring)):
                 debts.append(Owed(copied, missed))
     return tuple(debts)
 

@@ -68,7 +68,8 @@ class AfterReader:
     :ivar deletions: files of earlier passes' deletions of partitions and ranges, each with its greatest timestamp, µs
         (None: unknown). A row that is older than they are, and comes only now, must not live again in the replica
     :ivar deletions_known_from_us: µs: deletions that the replica does not show may hide what was written before
-    :ivar disagreed: whether possibly only one replica has the changes, which a quorum may miss: all replicas are asked
+    :ivar disagreed: whether possibly only one replica has the changes, or what was published lately, which a quorum may
+        miss: all replicas are asked
     :ivar one_is_enough: whether all replicas have these changes and everything published lately: one replica is asked
     :ivar element_times: whether the server can tell the times of elements of collections
     :ivar before: whether messages contain the row before the change, if there is a replica

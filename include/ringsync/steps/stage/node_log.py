@@ -11,19 +11,19 @@ from __future__ import annotations
 import os
 import stat
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ringsync.formats.commitlog.index import parse_index
 from ringsync.formats.commitlog.names import INDEX_SUFFIX, index_name, is_segment, segment_id, segment_name
 from ringsync.ledger.finished_segments import REMEMBERED_S, SegmentIds, finished_segments, fold_finished
 from ringsync.ledger.gaps import get_unread
 from ringsync.ledger.staging import NOTHING, Bucket, StageCommit, Written, commit_keys, get_commit, together
 from ringsync.steps.application import StepError
 from ringsync.steps.stage.stage_task import Staged, StageWork
+from ringsync.steps.stage.synced_part import COMPLETE, SyncedPart, synced_part
 from ringsync.storage.port import AlreadyExistsError, ObjectStore, StorageError, VersionMismatchError
 
 PATIENCE_MS = 60_000
@@ -44,8 +44,6 @@ SYNC_MARGIN_MS = PATIENCE_MS + 10_000
 
 SEEN_EVERY_MS = 1_000
 """Least time between two notes of a log's end, which tell later which moments are wholly staged."""
-
-_COMPLETE = 2**62
 
 
 @dataclass
@@ -74,6 +72,8 @@ class NodeLog:
     :ivar finished: times when segments were finished, by id: nothing more comes of them, though Cassandra may link them
         again after a crash
     :ivar written: write times of the rows of these segments, as far as they are known
+    :ivar reached: positions that unfinished segments reached by their index while they were written, if more than
+        what is staged of them
     :ivar folded: segments that were finished long ago
     :ivar doubts: segments that could not be read, by id
     :ivar surplus_errors: records of this run that cannot be decoded and were beyond ``sync.max_errors_per_hour``
@@ -107,6 +107,7 @@ class NodeLog:
     ends: dict[int, int] = field(default_factory=dict)
     finished: dict[int, int] = field(default_factory=dict)
     written: dict[int, Written] = field(default_factory=dict)
+    reached: dict[int, int] = field(default_factory=dict)
     folded: SegmentIds = field(default_factory=SegmentIds)
     doubts: dict[int, Doubt] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
@@ -135,6 +136,7 @@ class NodeLog:
     _seen: list[tuple[int, tuple[int, int]]] = field(default_factory=list)
     _segments: dict[int, Path] = field(default_factory=dict)
     _parts: dict[int, tuple[int, int]] = field(default_factory=dict)
+    _unsure_ms: dict[int, int] = field(default_factory=dict)
 
     @contextmanager
     def alone(self, clock: Callable[[], int]) -> Iterator[None]:
@@ -164,7 +166,7 @@ class NodeLog:
         if keys := commit_keys(store, self.node):
             last = get_commit(store, keys[-1])
             self.number, self.ends, self.finished = last.number, dict(last.ends), dict(last.finished)
-            self.written = dict(last.written)
+            self.written, self.reached = dict(last.written), dict(last.reached)
             self.whole_at_ms = last.whole_at_ms
         self.unread = get_unread(store, self.node)
         old = [identity for identity, at in self.finished.items() if at < now_ms - REMEMBERED_S * 1000]
@@ -210,19 +212,19 @@ class NodeLog:
         except OSError as error:
             self.error = f"cdc_raw cannot be read: {error}: is it mounted, and may this user read there?"
             return []
-        self.backlog = sum(size for _, _, size in parts)
+        self.backlog = sum(part.size for _, part in parts)
         self._remember_end(now_ms)
         work, left = [], most
-        for identity, part, size in parts:
+        for identity, part in parts:
             if left > 0 and (identity not in self.doubts or self.doubts[identity].again_ms <= now_ms):
-                work.append(part)
-                left -= size
+                work.append(part.work)
+                left -= part.size
         return work
 
     def _synced_parts(
         self, now_ms: int, not_ours: Callable[[Collection[str]], str | None]
-    ) -> Iterator[tuple[int, StageWork, int]]:
-        """Find the parts that are synced and not staged: segment id, work, about how many bytes.
+    ) -> Iterator[tuple[int, SyncedPart]]:
+        """Find the parts that are synced and not staged, with the segment's id.
 
         :raises OSError: the folder cannot be read
         """
@@ -244,6 +246,7 @@ class NodeLog:
         segments = {identity: name for name in names if (identity := segment_id(name)) is not None}
         for identity in self.doubts.keys() - segments.keys():
             del self.doubts[identity]
+        self._unsure_ms = {identity: at for identity, at in self._unsure_ms.items() if identity in segments}
         self._notice(names)
         self._segments = {
             identity: self.folder / (segment_name(name) if name.endswith(INDEX_SUFFIX) else name)
@@ -252,15 +255,17 @@ class NodeLog:
         for identity, file in self._segments.items():
             if self.has_finished(identity):
                 continue
+            start, reached = self.ends.get(identity, 0), self.reached.get(identity, 0)
             try:
-                synced_part = _synced_part(file, self.node, self.ends.get(identity, 0), self.number + 1)
+                part = synced_part(file, self.node, start, self.number + 1, reached)
             except (OSError, ValueError) as error:
                 self._doubt(identity, str(error), now_ms)
                 continue
-            if synced_part is not None:
-                part, synced, size = synced_part
-                self._parts[identity] = (self.ends.get(identity, 0), synced)
-                yield identity, part, size
+            if part is not None:
+                self._parts[identity] = (start, part.end)
+                if part.end != COMPLETE:
+                    self.reached[identity] = max(part.end, reached)
+                yield identity, part
 
     def _notice(self, names: Collection[str]) -> None:
         """Notice segments with changes that wait to be read, and those of them that have left the folder: also those of
@@ -324,6 +329,12 @@ class NodeLog:
             noted = self._doubt(part.segment_id, reason, now_ms, is_schema=bool(doubt))
             noted.unknown_tables = staged.unknown_tables
             return False
+        if staged.unsure:
+            until_ms = self._unsure_ms.setdefault(part.segment_id, now_ms) + PATIENCE_MS
+            if now_ms < until_ms:
+                # Once more is enough: after a crash, all segments that wait are such, and each is decoded in vain.
+                self._doubt(part.segment_id, f"{part.segment}: {staged.unsure}", now_ms).again_ms = until_ms
+                return False
         if staged.damage or staged.unknown_columns:
             what = staged.damage or "a record names a column that its table does not have in the schema"
             noted = self._doubt(part.segment_id, f"{part.segment}: {what}", now_ms, is_schema=not staged.damage)
@@ -368,6 +379,7 @@ class NodeLog:
             ends=ends,
             finished=(kept := {identity: at for identity, at in finished.items() if identity not in self.folded}),
             written={identity: times for identity, times in written.items() if identity in ends or identity in kept},
+            reached=_ahead(self.reached, ends, finished),
             counts=dict(counts),
             blocks=tuple(block for result in staged for block in result.blocks),
             late=tuple(key for result in staged for key in result.late),
@@ -378,6 +390,7 @@ class NodeLog:
         """Go on after a commit of the node: ours, or that of a faster process."""
         self.number = commit.number
         self.ends, self.finished, self.written = dict(commit.ends), dict(commit.finished), dict(commit.written)
+        self.reached = _ahead({**self.reached, **commit.reached}, self.ends, self.finished)
         self.counts.update(commit.counts)
         for part in commit.parts:
             self.doubts.pop(part.segment_id, None)
@@ -399,7 +412,7 @@ class NodeLog:
             if identity not in self.finished and (at := self.ends.get(identity, 0)) < synced
         }
         waiting = [place for place in unstaged.items() if not self._was_long_in_doubt(place[0], now_ms)]
-        first = min(waiting, default=(_COMPLETE, 0))
+        first = min(waiting, default=(COMPLETE, 0))
         while self._seen and self._seen[0][1] <= first:
             self.clear_at_ms = self._seen.pop(0)[0]
         if len(waiting) == len(unstaged) and not self.doubts:
@@ -442,32 +455,13 @@ class NodeLog:
         }
 
 
+def _ahead(reached: Mapping[int, int], ends: Mapping[int, int], finished: Collection[int]) -> dict[int, int]:
+    """Keep the positions that segments have reached and that are not staged."""
+    return {one: at for one, at in reached.items() if at > ends.get(one, 0) and one not in finished}
+
+
 def _wait_ms(failures: int) -> int:
     return min(LONGEST_WAIT_MS, FIRST_WAIT_MS << min(failures - 1, 10))
-
-
-def _synced_part(file: Path, node: str, start: int, commit: int) -> tuple[StageWork, int, int] | None:
-    """Return what of a segment is synced behind a position; the last synced position; about how many bytes that are.
-
-    :raises OSError: index or segment cannot be read, or the index is there without its segment
-    :raises ValueError: the index cannot be parsed
-    """
-    index = file.with_name(index_name(file.name))
-    try:
-        content = index.read_bytes()
-    except FileNotFoundError:
-        return None  # no table with cdc has synced anything in it
-    try:
-        synced, size = parse_index(content), file.stat().st_size
-    except FileNotFoundError:
-        raise OSError(f"{index} is there without its segment: who has removed {file.name}?") from None
-    except ValueError as error:
-        raise ValueError(f"{index}: {error}") from None
-    if synced is None or not (synced.completed or synced.offset > start):
-        return None
-    left = max(0, (size if synced.completed else synced.offset) - start)
-    work = StageWork(node, str(file), replace(synced.wanted, after=start), commit)
-    return work, _COMPLETE if synced.completed else synced.offset, left
 
 
 _REMEDY = "give the user of this worker the right, e.g. by the node's group and a umask of 002"

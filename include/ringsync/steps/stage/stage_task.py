@@ -107,6 +107,7 @@ class Staged:
     :ivar unknown_columns: some records name a column that its table does not have
     :ivar damage: first thing that cannot be read; empty: nothing
     :ivar stopped: why it was not read as far as it is synced; empty: it was
+    :ivar unsure: why it may not end where it seems to, so that it is read again; empty: it does
     :ivar unreadable: why nothing of the segment can be read; empty: it can
     :ivar written: write times of the followed rows; None: unknown, since not all could be decoded
     """
@@ -123,6 +124,7 @@ class Staged:
     unknown_columns: bool = False
     damage: str = ""
     stopped: str = ""
+    unsure: str = ""
     unreadable: str = ""
     written: staging.Written | None = None
 
@@ -216,6 +218,7 @@ def stage(work: StageWork, task: StageTask, store: ObjectStore, keys: Callable[[
         unknown_columns=REASONS[UNKNOWN_COLUMN] in errors["reason"].to_pylist(),
         damage=damages[0].reason if damages else "",
         stopped=stopped,
+        unsure=log.unsure,
         written=None if errors.num_rows or damages else files.written,
     )
 
