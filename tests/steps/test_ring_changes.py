@@ -152,7 +152,7 @@ def test_a_slice_on_which_all_agree_asks_all_if_the_reader_does(lake: Lake, monk
     rows = change_rows([Write(1, 1, "x", NOW.start * 1000 + 5)], TABLE)
     data, places = encode_blocks([VERSION.to_store(rows)], rows_key("a", 1, "file"))
     lake.store.put(places[0].key, data)
-    slices = [SliceOfBucket(str(NOW), (Reading(((places[0], "a"),), WHOLE_RING.unwrap(), 1),), ())]
+    slices = [SliceOfBucket(str(NOW), (Reading(((places[0], "a"),), WHOLE_RING.unwrap(), 1),), (), ())]
     for now in (BEFORE, ring("abcn"), ring("abc", (("", 2),))):
         found.ring = now
         context = found.context(found.reader("source"), late=False)
