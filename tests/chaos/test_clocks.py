@@ -24,8 +24,8 @@ from tests.sync.scenario import TABLES, bootstrap, create_schema, kill_and_start
 pytestmark = [pytest.mark.chaos, pytest.mark.server, pytest.mark.spark]
 
 SHIFTS_MS = (0, -3_500, 3_500)
-"""By how much the nodes' clocks are wrong: more than a window, so some rows are late, and others come before it. Nodes whose
-clocks are further apart than their timeouts do not talk to each other."""
+"""By how much the nodes' clocks are wrong: more than a window, so some rows are late, and others come before it.
+Nodes whose clocks are further apart than their timeouts do not talk to each other."""
 BOOTSTRAPPED = ("workload.single", "workload.collections")
 CLOCK = """
 public class ShiftedClock implements org.apache.cassandra.utils.Clock {
