@@ -70,7 +70,7 @@ def config(**settings: Any) -> Any:
         "retention_days": 30.0,
         **settings,
     }
-    sync = SimpleNamespace(cdc_raw=None, queue_of=lambda address, host: "default")
+    sync = SimpleNamespace(cdc_raw=None, queue_of=lambda address, host: "default", run_s=600.0)
     return SimpleNamespace(archive=SimpleNamespace(**given), sync=sync)
 
 

@@ -18,6 +18,7 @@ from ringsync.ledger.gaps import get_unread
 from ringsync.steps.archive import commitlog_archive
 from ringsync.steps.archive.archive_reprocess import Reprocessor
 from ringsync.steps.archive.commitlog_archive import ArchivedNode, Archiver
+from ringsync.steps.stage.claims import claim
 from ringsync.steps.stage.node_log import NodeLog
 from ringsync.storage.local import LocalStore
 from ringsync.storage.port import UnavailableError
@@ -219,6 +220,19 @@ def test_what_vanishes_while_only_the_archive_works_is_missed(tmp_path: Path, mo
     begin_anew(sync)
     assert "was removed from its cdc_raw before it was read" in str(later(sync))
     assert len(sync.store.list(f"gaps/{HOST.id}/")) == len(more)
+
+
+def test_what_waits_in_a_folder_of_another_node_is_not_missed_later(raw: Path, store: LocalStore) -> None:
+    """Two nodes name one folder, as packaged ones do, until each has a queue of its own. The segments of the other one
+    were gaps then."""
+    files = fill(raw, 3)
+    claim(store, "b", raw, anew=True)
+    both = archiver(store, Nodes({"a": raw, "b": raw}, total="100MiB"))
+    both.cycle()
+    assert (get_unread(store, "a"), get_unread(store, "b")) == ({}, {})
+    (raw / "ringsync-claim.a").unlink()
+    archiver(store, Nodes({"b": raw}, total="100MiB")).cycle()
+    assert sorted(get_unread(store, "b").values()) == [file.name for file in files]
 
 
 def test_tidying_up_keeps_nobody_from_looking(raw: Path, store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:

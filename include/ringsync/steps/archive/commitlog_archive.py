@@ -42,7 +42,8 @@ ANSWER_S = 0.5
 """So long a look waits for the cluster's answer."""
 
 TIDY_EVERY_S = 300.0
-"""Time between the ends of one tidying up and the begin of the next; within it, an upload that goes on is done."""
+"""Longest time between the end of one tidying up and the begin of the next. A run has two: what uploads have left is
+seen by one, and removed by the other."""
 
 OLD_PAGES_S = 60.0
 """So long a segment that does not reach what its index says, or may not since its node has crashed, is read again: a
@@ -244,7 +245,8 @@ class Archiver:
         if self._tidying.is_done():
             self._tidying.result()
             self._tidied_s = time.monotonic()
-        if not self._tidying.is_busy and time.monotonic() - self._tidied_s >= TIDY_EVERY_S:
+        pause_s = min(TIDY_EVERY_S, self._config.sync.run_s / 2)
+        if not self._tidying.is_busy and time.monotonic() - self._tidied_s >= pause_s:
             self._tidying.begin(self.tidy)
 
     def tidy(self) -> None:
@@ -269,9 +271,15 @@ class Archiver:
 
     def _note_unread(self, node: ArchivedNode, found: RawFolder) -> None:
         """Record which segments with changes wait, as the stage does while it works: should one of them be gone, the
-        stage misses it. What cannot be recorded now is recorded later."""
-        node.unread |= {segment.identity: segment.file.name for segment in found.segments if segment.index}
+        stage misses it. What cannot be recorded now is recorded later. Segments of a folder that is not the node's
+        would be missed there for ever."""
+        there = {segment.identity: segment.file.name for segment in found.segments if segment.index}
+        if node.noted == node.unread and there.items() <= node.unread.items():
+            return
         with suppress(StorageError):
+            if self._not_ours(node):
+                return
+            node.unread |= there
             if node.noted is None:
                 node.noted = get_unread(self._store, node.node)
                 node.unread = {**node.noted, **node.unread}
