@@ -43,6 +43,9 @@ Written = tuple[int, int]
 NOTHING: Written = (0, -1)
 """There are no rows."""
 
+OF_PASS = "pass-"
+"""Begin of the names of files of late rows that passes put."""
+
 _BUCKET = re.compile(r"(\d{1,16})-(\d{1,10})")
 _COMMIT = re.compile(r"/\d{12}\.json$")
 _ROWS = "staging/rows/"
@@ -278,6 +281,11 @@ def commit_of_rows(key: str) -> tuple[str, int] | None:
 def late_key(table_id: str, name: str) -> str:
     """Return the key of a file of late rows of a table."""
     return f"staging/late/{table_id}/{name}.arrow"
+
+
+def is_of_pass(key: str) -> bool:
+    """Tell whether a pass has put a file of late rows: their replicas were down, so they wait."""
+    return key.rpartition("/")[2].startswith(OF_PASS)
 
 
 _OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")

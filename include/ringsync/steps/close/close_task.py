@@ -14,7 +14,7 @@ import pyarrow as pa
 from ringsync.changes.identity import TableVersion, UnresolvedRowsError
 from ringsync.compiled.arrow import Integers, Mask, integers
 from ringsync.ledger import passes
-from ringsync.ledger.staging import STAGED_ROWS, Bucket, Place, encode_rows, late_key, read_block
+from ringsync.ledger.staging import OF_PASS, STAGED_ROWS, Bucket, Place, encode_rows, late_key, read_block
 from ringsync.steps.close.agreement import Reading, Settled
 from ringsync.steps.passes.make import Outputs, PassContext, make_outputs, own_name
 from ringsync.storage.port import ObjectStore
@@ -181,14 +181,14 @@ def close_slice(
     if made.open.num_rows:
         # A repeated pass writes these rows again: then its digests show which of them were published after all. Each
         # try has file names of its own: if all rows wait there is no pass, and the next try has the same number.
-        key = late_key(context.reader.table.table_id, f"pass-{context.number:012}-{own_name(context, name)}")
+        key = late_key(context.reader.table.table_id, f"{OF_PASS}{context.number:012}-{own_name(context, name)}")
         store.put(key, encode_rows(context.reader.version.to_store(made.open)))
     return SliceResult(made.outputs, read, repeated, before, only_one, made.open.num_rows)
 
 
 def forget_waiting(store: ObjectStore, context: PassContext) -> None:
     """Remove the late rows that a failed try has written: all of its rows are still staged."""
-    names = f"pass-{context.number:012}-{context.attempt}-"
+    names = f"{OF_PASS}{context.number:012}-{context.attempt}-"
     for stat in store.list(late_key(context.reader.table.table_id, names).removesuffix(".arrow")):
         store.delete(stat.key)
 

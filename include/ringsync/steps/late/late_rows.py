@@ -28,7 +28,7 @@ from ringsync.compiled.arrow import Mask
 from ringsync.config import ConfigError
 from ringsync.ledger.error_tries import FileOutcome, mark_taken
 from ringsync.ledger.passes import among, digest_halves, first_of_each, sorted_digests
-from ringsync.ledger.staging import STAGED_ROWS, decode_rows
+from ringsync.ledger.staging import STAGED_ROWS, decode_rows, is_of_pass
 from ringsync.schema.table import TableSchema
 from ringsync.state.out_of_sequence import SHARD_ROWS, OutOfSequence, Shard
 from ringsync.state.session import StateError
@@ -251,7 +251,8 @@ class LateRows:
             del self._unread[file]
         for _ in _FETCHERS.map(self._remove, done):
             pass
-        counts.update(files=len(files), read=sum(map(len, files.values())))
+        of_passes = sum(len(rows) for file, rows in files.items() if is_of_pass(file))
+        counts.update(files=len(files), read=sum(map(len, files.values())), of_passes=of_passes)
         return counts
 
     def _read(self, file: str, version: TableVersion | None = None) -> pa.RecordBatch | None:
