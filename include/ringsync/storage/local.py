@@ -360,20 +360,20 @@ class LocalStore:
 
         :raises port.UnavailableError: it is another one than before, or gone
         """
-        if create and self._inode_of_root is None:
+        known = self._inode_of_root
+        if create and known is None:
             self.path.mkdir(parents=True, exist_ok=True)
+        gone = port.UnavailableError(f"{self.url} is not the folder any more that it was: is it mounted?")
         try:
             folder = os.open(self.path, _FOLDER_FLAGS)
-            inode = os.fstat(folder).st_ino
         except FileNotFoundError:
-            if self._inode_of_root is None:
+            if known is None:
                 raise
-            inode = None
-        if self._inode_of_root not in (None, inode):
-            if inode is not None:
-                os.close(folder)
-            raise port.UnavailableError(f"{self.url} is not the folder any more that it was: is it mounted?")
-        self._inode_of_root = inode
+            raise gone from None
+        self._inode_of_root = os.fstat(folder).st_ino if known is None else known
+        if os.fstat(folder).st_ino != self._inode_of_root:
+            os.close(folder)
+            raise gone
         return folder
 
     @contextmanager

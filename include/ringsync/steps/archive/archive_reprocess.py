@@ -190,11 +190,7 @@ class Reprocessor:
         past, left_out = self._histories.at(entry.ended_ms * 1000), self._left_out(entry)
         (part,) = self._stage([work], past, left_out, windows, by_arrival=False)
         if self._is_read(part):
-            try:
-                check_counts(part, entry.node)  # its errors are known: they were retried or discarded since
-            except StepError:
-                self._forget([part])
-                raise
+            self._check(part, is_new=False)
             self.counts.update(part.counts)
             self.logs.append(f"{entry.node}/{entry.name}")
             self.counts["read_again"] += 1
@@ -328,12 +324,18 @@ class Reprocessor:
             self.left.append(f"archived segment {part.part.segment} of node {part.work.node}: {reason}")
         return not reason
 
-    def _check(self, part: Staged) -> None:
+    def _check(self, part: Staged, *, is_new: bool = True) -> None:
+        """Check that each row has one outcome, and keep what could not be read.
+
+        :param is_new: False: that is kept since the first reading, or was solved or discarded
+        :raises StepError: the counts do not reconcile
+        """
         try:
             check_counts(part, part.work.node)
-            if part.error_count:
+            if is_new and part.error_count:
                 self.put_errors(decode_rows(part.errors), part.work.node)
-            keep_damaged(self._store, part)
+            if is_new:
+                keep_damaged(self._store, part)
         except Exception:
             self._forget([part])
             raise
