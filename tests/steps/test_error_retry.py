@@ -16,7 +16,7 @@ import pytest
 
 from ringsync.changes.identity import TableVersion
 from ringsync.formats.commitlog.reader import ERROR_ROWS
-from ringsync.formats.commitlog.state import MALFORMED, REASONS
+from ringsync.formats.rows.state import MALFORMED, REASONS
 from ringsync.ledger.dropped_tables import mark_dropped
 from ringsync.ledger.error_tries import TAKEN, mark_taken, read_tries
 from ringsync.ledger.staging import decode_rows

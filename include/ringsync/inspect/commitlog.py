@@ -14,7 +14,7 @@ from ringsync.formats.commitlog.index import SegmentIndex
 from ringsync.formats.commitlog.names import LogPosition, segment_id
 from ringsync.formats.commitlog.reader import SegmentChanges, read_log
 from ringsync.formats.commitlog.segment import WHOLE, Damage, SegmentError
-from ringsync.formats.commitlog.state import REASONS, UNKNOWN_COLUMN, UNKNOWN_TABLE
+from ringsync.formats.rows.state import REASONS, UNKNOWN_COLUMN, UNKNOWN_TABLE
 from ringsync.inspect.files import InspectError, index_path, read_index
 from ringsync.inspect.outputs import Output
 from ringsync.inspect.problems import Problems

@@ -22,8 +22,8 @@ from ringsync.formats.commitlog.index import parse_index
 from ringsync.formats.commitlog.names import LogPosition, index_name, is_segment, parse_position, segment_id
 from ringsync.formats.commitlog.reader import UNDECODED, SegmentChanges, read_log
 from ringsync.formats.commitlog.segment import WHOLE, Wanted
-from ringsync.formats.commitlog.state import REASONS, UNKNOWN_TABLE
 from ringsync.formats.keystores.lookup import keys_in
+from ringsync.formats.rows.state import REASONS, UNKNOWN_TABLE
 from ringsync.schema.system_tables import system_tables
 from ringsync.schema.table import Schema, SchemaError, TableSchema
 from ringsync.storage.port import ObjectStore

@@ -18,7 +18,7 @@ from ringsync.changes.columns import LoggedTables
 from ringsync.formats.commitlog.reader import SegmentChanges, read_log
 from ringsync.formats.commitlog.records import find_records
 from ringsync.formats.commitlog.segment import SegmentError, Wanted, read_segment
-from ringsync.formats.commitlog.state import Capacity
+from ringsync.formats.rows.state import Capacity
 from tests.commitlog_model.mutation import MalformedError, UnknownColumnError, UnknownTableError, partition_updates
 from tests.commitlog_model.types import Table
 from tests.commitlog_model.write import record, segment

@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ringsync.compiled.memory import PADDING
-from ringsync.formats.commitlog import segment, state
+from ringsync.formats.commitlog import segment
+from ringsync.formats.rows import state
 
 _PAGE = mmap.PAGESIZE
 _LIBC = ctypes.CDLL(None, use_errno=True)

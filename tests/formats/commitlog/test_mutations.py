@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ringsync.compiled.memory import padded
 from ringsync.formats.commitlog.reader import Changes, read_changes
 from ringsync.formats.commitlog.records import Records
-from ringsync.formats.commitlog.state import Capacity
+from ringsync.formats.rows.state import Capacity
 from tests.commitlog_model.mutation import partition_updates
 from tests.commitlog_model.write import UpdateWriter, empty_update, mutation, uvint
 from tests.formats.commitlog.comparable import Change, of_model, of_package

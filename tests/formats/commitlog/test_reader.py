@@ -13,7 +13,7 @@ from ringsync.changes.columns import logged_tables
 from ringsync.formats.commitlog.index import parse_index
 from ringsync.formats.commitlog.reader import SegmentChanges, read_log
 from ringsync.formats.commitlog.segment import Wanted, read_descriptor, read_segment, read_wanted
-from ringsync.formats.commitlog.state import REASONS, UNKNOWN_TABLE, Capacity
+from ringsync.formats.rows.state import REASONS, UNKNOWN_TABLE, Capacity
 from tests.commitlogs.fixtures import fixtures
 from tests.formats.commitlog.comparable import of_package
 from tests.formats.commitlog.sources import Source, expected, modelled, sources, tables_of

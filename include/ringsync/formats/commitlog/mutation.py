@@ -1,9 +1,7 @@
 """Kernels that decode mutations to change rows (docs/formats.md, 2; C: db/Mutation.MutationSerializer,
 db/partitions/PartitionUpdate, db/rows/UnfilteredSerializer).
 
-Each function gets the address ``s`` of the state (:mod:`ringsync.formats.commitlog.state`) and reads the bytes from
-``p`` to ``end``. It returns the address after the bytes that it has read, or a code that is no address
-(``LAST_CODE`` or less). Records are never trusted: each length is compared with the bytes that are left.
+:mod:`ringsync.formats.rows.decode` explains the arguments and decodes what an SSTable has, too: rows and markers.
 """
 
 from __future__ import annotations
@@ -13,18 +11,16 @@ from numba import njit
 from ringsync.changes.schema import ROW, STATIC
 from ringsync.compiled.memory import (
     KERNEL,
-    copy_bytes,
     load8,
     load64_native,
     load_unsigned_vint,
     store8,
-    store32,
     store64,
 )
-from ringsync.cql.murmur3 import token_of
-from ringsync.formats.commitlog import state as at
-from ringsync.formats.commitlog.rows import decode_marker, decode_partition_deletion, decode_row
-from ringsync.formats.commitlog.state import DECODED, FULL, LAST_CODE, MALFORMED, UNKNOWN_COLUMN, UNKNOWN_TABLE
+from ringsync.formats.rows import state as at
+from ringsync.formats.rows.decode import decode_marker, decode_partition_deletion, decode_row
+from ringsync.formats.rows.output import begin_partition, mark, undo
+from ringsync.formats.rows.state import DECODED, FULL, LAST_CODE, MALFORMED, UNKNOWN_COLUMN, UNKNOWN_TABLE
 
 _TIMESTAMP_EPOCH, _LOCAL_EPOCH = 1442880000000000, 1442880000
 _IS_EMPTY, _IS_REVERSED, _HAS_PARTITION_DELETION, _HAS_STATIC_ROW, _HAS_ROW_ESTIMATE = 0x01, 0x02, 0x04, 0x08, 0x10
@@ -43,13 +39,12 @@ def decode_records(
     store64(s + at.NAMES_TABLE, -1)
     base = load64_native(s + at.BASE)
     for record in range(first, last):
-        for cursor in range(at.CURSORS[0], at.CURSORS[1], 8):
-            store64(s + cursor + at.CURSOR_BYTES, load64_native(s + cursor))
+        mark(s)
         p = base + load64_native(offsets + 8 * record)
         store64(s + at.POSITION, load64_native(positions + 8 * record))
         outcome = _decode_mutation(s, p, p + load64_native(sizes + 8 * record))
         if outcome != DECODED:
-            _undo(s)
+            undo(s)
             if outcome == FULL:
                 return record
             if outcome == UNKNOWN_TABLE:
@@ -58,16 +53,6 @@ def decode_records(
                 store64(ids + 16 * record + 8, load64_native(unknown + 8))
         store8(outcomes + record, outcome)
     return last
-
-
-@njit(**KERNEL)  # type: ignore[untyped-decorator]
-def _undo(s: int) -> None:
-    """Forget the output of the record so far."""
-    has_path = load64_native(s + at.CELL_HAS_PATH)
-    for cell in range(load64_native(s + at.CELLS + at.CURSOR_BYTES), load64_native(s + at.CELLS) + 1):
-        store8(has_path + cell, 0)
-    for cursor in range(at.CURSORS[0], at.CURSORS[1], 8):
-        store64(s + cursor, load64_native(s + cursor + at.CURSOR_BYTES))
 
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
@@ -102,7 +87,7 @@ def _decode_update(s: int, p: int, end: int) -> int:
         store64(unknown, load64_native(table_id))
         store64(unknown + 8, load64_native(table_id + 8))
         return UNKNOWN_TABLE
-    _begin_partition(s, table, table_id, key, length)
+    begin_partition(s, table, table_id, key, length)
     value, p = load_unsigned_vint(p)
     store64(s + at.MIN_TIMESTAMP, value + _TIMESTAMP_EPOCH)
     value, p = load_unsigned_vint(p)
@@ -143,20 +128,6 @@ def _find_table(s: int, p: int) -> int:
         if load64_native(entry) == first and load64_native(entry + 8) == second:
             return table
         slot = (slot + 1) & mask
-
-
-@njit(inline="always")  # type: ignore[untyped-decorator]
-def _begin_partition(s: int, table: int, table_id: int, key: int, length: int) -> None:
-    """Remember the partition, and write the first bytes of its rows' digests."""
-    store64(s + at.TABLE, table)
-    store64(s + at.KEY, key)
-    store64(s + at.KEY_LENGTH, length)
-    store64(s + at.TOKEN, token_of(key, length))
-    scratch = load64_native(s + at.SCRATCH)
-    copy_bytes(scratch, table_id, 16)
-    store32(scratch + 17, length)
-    copy_bytes(scratch + 21, key, length)
-    store64(s + at.HEAD_END, scratch + 21 + length)
 
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]

@@ -23,8 +23,8 @@ from ringsync.config import Config
 from ringsync.formats.commitlog.names import segment_id
 from ringsync.formats.commitlog.reader import ERROR_ROWS, read_log
 from ringsync.formats.commitlog.segment import Damage, SegmentError, Wanted, read_wanted
-from ringsync.formats.commitlog.state import REASONS, UNKNOWN_COLUMN
 from ringsync.formats.keystores.lookup import keys_in
+from ringsync.formats.rows.state import REASONS, UNKNOWN_COLUMN
 from ringsync.ledger import staging
 from ringsync.ledger.passes import digest_halves, first_of_each
 from ringsync.ring.ranks import RankedRing

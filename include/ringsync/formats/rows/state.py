@@ -1,4 +1,4 @@
-"""Memory that the mutation kernels share: their input, their state, their output.
+"""Memory that the kernels of rows share: their input, their state, their output.
 
 The kernels get one address, of int64[WORDS]. The constants below are byte offsets of its words. First come addresses
 and capacities of the output. Then come cursors, which are set back if a record cannot be decoded or does not fit. Then
@@ -84,6 +84,7 @@ CURSORS = (_FIRST_ROOM + CURSOR_BYTES, _FIRST_ROOM + 2 * CURSOR_BYTES)
     VALUE_BYTES,
 ) = range(*CURSORS, 8)
 _FIRST_INPUT = CURSORS[1] + CURSOR_BYTES
+_INPUT_WORDS = 41
 (
     BASE,
     DIRECTORY,
@@ -114,13 +115,20 @@ _FIRST_INPUT = CURSORS[1] + CURSOR_BYTES
     ROW_EXPIRES,
     WRITE_TIME,
     OPEN,
+    OPEN_END,
     OPEN_SIZE,
     OPEN_INCLUSIVE,
+    OPEN_TIMESTAMP,
+    OPEN_LOCAL,
+    LAST_CLUSTERING,
+    LAST_CLUSTERING_END,
+    HAS_SIZES,
+    BYTES_MISSING,
     FIRST_CELL,
     FIRST_COMPLEX,
     SCRATCH_END,
-) = range(_FIRST_INPUT, _FIRST_INPUT + 34 * 8, 8)
-WORDS = (_FIRST_INPUT + 34 * 8) // 8
+) = range(_FIRST_INPUT, _FIRST_INPUT + _INPUT_WORDS * 8, 8)
+WORDS = _FIRST_INPUT // 8 + _INPUT_WORDS
 HEAD_ROOM = 128
 """Bytes of the scratch after ``SCRATCH_END``: more than a digest has between clustering and cells."""
 
@@ -228,11 +236,12 @@ class Output:
         return int(self.state[cursor // 8])
 
 
-FULL, UNKNOWN_TABLE, UNKNOWN_COLUMN, MALFORMED, TOO_LARGE, DECODED = range(1, 7)
-"""Outcomes of a record. ``FULL``: it does not fit into the rest of the batch and is decoded again in the next one;
-``TOO_LARGE``: it does not fit even into the largest batch."""
+FULL, UNKNOWN_TABLE, UNKNOWN_COLUMN, MALFORMED, TOO_LARGE, DECODED, CUT, SHADOWABLE = range(1, 9)
+"""Outcomes of a record, or of a row of an SSTable. ``FULL``: it does not fit into the rest of the batch and is decoded
+again in the next one; ``TOO_LARGE``: it does not fit even into the largest batch; ``CUT``: a row of an SSTable that
+goes on behind the bytes that were read; ``SHADOWABLE``: a row of a materialised view: other rules hold there."""
 
-LAST_CODE = DECODED
+LAST_CODE = SHADOWABLE
 
 REASONS = {
     UNKNOWN_TABLE: "of a table that is not in the schema",
