@@ -114,6 +114,8 @@ class NodeSettings:
     :param client_tls: if given, clients must use TLS.
     :param client_certificates: with `client_tls`: clients must show a certificate as well.
     :param compatibility: `storage_compatibility_mode` of 5.0: `NONE`, `UPGRADING` or `CASSANDRA_4`.
+    :param sstable_format: `big`, or with `compatibility` `NONE` also `bti`, whose indexes are tries.
+    :param uuid_sstable_ids: whether new SSTables are named by UUIDs instead of numbers; from 4.1 on.
     """
 
     version: Literal["4.0", "4.1", "5.0"] = "5.0"
@@ -142,6 +144,8 @@ class NodeSettings:
     client_tls: Certificates | None = None
     client_certificates: bool = False
     compatibility: str = "NONE"
+    sstable_format: Literal["big", "bti"] = "big"
+    uuid_sstable_ids: bool = False
 
     def on_free_ports(self) -> NodeSettings:
         """Return the same settings with three ports on which nothing listens now."""
@@ -407,9 +411,11 @@ def version_configuration(settings: NodeSettings) -> dict[str, Any]:
         "commitlog_sync_period": f"{settings.commitlog_sync_ms}ms",
         "commitlog_segment_size": f"{settings.segment_mib}MiB",
         "cdc_total_space": f"{settings.cdc_total_mib}MiB",
+        "uuid_sstable_identifiers_enabled": settings.uuid_sstable_ids,
     }
     if settings.version == "5.0":
         keys |= {
+            "sstable": {"selected_format": settings.sstable_format},
             "storage_compatibility_mode": settings.compatibility,
             "cdc_on_repair_enabled": settings.cdc_on_repair,
             "native_transport_timeout": f"{REQUEST_SECONDS}s",

@@ -1,0 +1,57 @@
+"""The committed SSTables for the tests of their files: unpacked once, with the schema of the server."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+from ringsync.formats.sstable.names import Descriptor
+from ringsync.formats.sstable.source import LocalSource, find_local
+from ringsync.schema.from_cql import parse_schema
+from ringsync.schema.table import TableSchema
+from tests.sstables.fixtures import FIXTURES
+
+_SCRATCH = tempfile.TemporaryDirectory(prefix="ringsync-sstables-")
+
+
+@cache
+def unpacked(name: str) -> Path:
+    """Return the folder of a fixture's files, which all tests of the process share: they only read."""
+    folder = Path(_SCRATCH.name) / name
+    folder.mkdir()
+    return FIXTURES[name].unpacked(folder)
+
+
+@cache
+def sources(name: str) -> tuple[LocalSource, ...]:
+    """Return the SSTables of a fixture, of all tables and both snapshots."""
+    found = [find_local(folder) for folder in sorted(unpacked(name).glob("*/*/snapshots/*"))]
+    assert not any(one.left_out for one in found)
+    return tuple(LocalSource(descriptor) for one in found for descriptor in one.sstables)
+
+
+def sources_of(name: str, table: str, tag: str) -> list[LocalSource]:
+    """Return the SSTables of one table (`keyspace.table`) in one snapshot."""
+    return [
+        source
+        for source in sources(name)
+        if f"{source.descriptor.keyspace}.{source.descriptor.table}" == table
+        and source.descriptor.folder.endswith(f"/snapshots/{tag}")
+    ]
+
+
+@cache
+def table_of(descriptor: Descriptor) -> TableSchema:
+    """Return the table of an SSTable, from the schema.cql beside it."""
+    text = (Path(descriptor.folder) / "schema.cql").read_text()
+    schema = parse_schema(text, "schema.cql")
+    (table,) = [table for table in schema.tables if table.table_id == descriptor.table_id]
+    return table
+
+
+def every_source() -> Iterator[LocalSource]:
+    """Yield the SSTables of all fixtures."""
+    for name in FIXTURES:
+        yield from sources(name)
