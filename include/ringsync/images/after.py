@@ -77,7 +77,7 @@ def rows_after(
     known = change_rows_of(previous, table, unknown_at_us=live_known_from_us - 1)
     both = merge(concatenated([known, replace(merged, node=None)]), table)
     row_changes = merged.where(merged.of_row)
-    rows = _with_expected(both, merged, table)
+    rows = with_expected_rows(both, merged, table)
     rows = rows.where(rows.of_row)
     changed = rows.digest.any(axis=1)  # zero for what comes from images only
     touched = changed | _touched(rows, merged, previous)
@@ -85,7 +85,7 @@ def rows_after(
     if changed.sum() != len(row_changes):
         raise ValueError(f"{len(row_changes)} merged change rows became {int(changed.sum())}: they were not merged")
     rows = rows.where(touched)
-    static_of = _static_of(rows)
+    static_of = static_row_of(rows)
     images = images_of(replace(rows, cells=_named_once(rows.cells, table)), table, misfits, static_of)
     doubts = np.zeros(len(row_changes), np.bool_) if doubtful is None else doubtful[merged.of_row]
     unknown = _unknown(rows, row_changes, change_of, static_of, doubts, table, deletions_known_from_us)
@@ -110,9 +110,14 @@ def _named_once(cells: FlatCells, table: TableSchema) -> FlatCells:
     return cells.where(left)
 
 
-def _with_expected(both: ChangeRows, changes: ChangeRows, table: TableSchema) -> ChangeRows:
-    """Add the rows whose images are expected. If the table has static columns: a static row for each partition with
-    changes. If it has no clustering: a row for each deleted partition, because its deletion must be known later."""
+def with_expected_rows(both: ChangeRows, changes: ChangeRows, table: TableSchema) -> ChangeRows:
+    """Add the rows whose images are expected, where they are missing.
+
+    If the table has static columns: a static row for each partition with changes. If it has no clustering: a row for
+    each deleted partition, because its deletion must be known later.
+
+    :param both: merged change rows; ``changes``: those among them that are changes
+    """
     if not table.clustering:
         wanted, kind = changes.where(changes.kind == PARTITION_DELETION), ROW
     elif table.of_kind("static"):
@@ -154,7 +159,7 @@ def _touched(rows: ChangeRows, changes: ChangeRows, previous: pa.RecordBatch) ->
     return np.asarray(np.isin(partition, changed[whole]) | hit | (in_any & (rows.kind == STATIC)))
 
 
-def _static_of(rows: ChangeRows) -> Places:
+def static_row_of(rows: ChangeRows) -> Places:
     """Return the static row of each row's partition; the row itself if there is none."""
     (partition,) = codes([rows.partition_key])
     is_static = rows.kind == STATIC

@@ -11,7 +11,7 @@ from typing import Any
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.padding import PKCS7
 
-from ringsync.formats.commitlog.compression import BlockError, decompressor
+from ringsync.formats.compression import BlockError, decompressor
 
 CIPHER = "AES/CBC/PKCS5Padding"
 """Cassandra's default cipher."""

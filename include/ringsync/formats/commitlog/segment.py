@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ringsync.compiled.memory import PADDING, padded
-from ringsync.formats.commitlog.compression import BlockError, decompressor
+from ringsync.formats.compression import BlockError, decompressor
 
 VERSIONS = (6, 7, 8)
 

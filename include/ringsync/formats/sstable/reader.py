@@ -17,12 +17,14 @@ from ringsync.changes.columns import COLUMN_WORDS, LoggedTables, columns_of, log
 from ringsync.changes.digest import column_hashes
 from ringsync.compiled.arrow import Integers
 from ringsync.compiled.memory import PADDING, address
-from ringsync.cql.types import VARIABLE, CqlType, is_multicell, stored_length
+from ringsync.cql.types import VARIABLE, is_multicell, stored_length
 from ringsync.formats.rows import state as at
 from ringsync.formats.rows.arrow import change_rows, constant_columns
 from ringsync.formats.rows.state import CUT, DECODED, FULL, MALFORMED, SHADOWABLE, TOO_LARGE, Capacity, Output
 from ringsync.formats.sstable import rows as kernel
 from ringsync.formats.sstable.data import DataFile, Loss
+from ringsync.formats.sstable.names import Descriptor
+from ringsync.formats.sstable.schema import file_columns
 from ringsync.formats.sstable.statistics import Header
 from ringsync.schema.table import TableSchema
 
@@ -45,40 +47,41 @@ class Layout:
     """How the rows of an SSTable are laid out, in the form that the kernels read.
 
     :ivar tables: the table
-    :ivar columns: addresses of the descriptions of the header's static columns, and of its regular columns
+    :ivar columns: addresses of the descriptions of the static columns, and of the regular columns, of the SSTable
     :ivar kept: arrays to which the addresses point
     """
 
+    descriptor: Descriptor
     header: Header
     tables: LoggedTables
     columns: tuple[Integers, Integers]
     kept: tuple[npt.NDArray[np.int64], ...] = field(repr=False)
 
 
-def layout_of(header: Header, table: TableSchema, wanted: Collection[str] | None = None) -> Layout:
+def layout_of(
+    descriptor: Descriptor, header: Header, table: TableSchema, wanted: Collection[str] | None = None
+) -> Layout:
     """Describe an SSTable to the kernels.
 
-    :param header: header of the SSTable; its types decide how the bytes are read
+    :param header: header of the SSTable
     :param table: the table; it has all columns of the header, present or dropped
     :param wanted: names of the static and regular columns to read; None: all
+    :raises SSTableError: the SSTable is not of this table, see :func:`~ringsync.formats.sstable.schema.file_columns`
     """
-    numbers = {column.name.encode(): column.number for column in columns_of(table)}
     hashes = column_hashes({column.name for column in columns_of(table)})
+    found = file_columns(descriptor, header, table)
     addresses, kept = [], []
-    for columns in (header.static, header.regular):
+    for columns in (found.static, found.regular):
         described = np.zeros((len(columns), COLUMN_WORDS), np.int64)
-        for entry, (name, cql_type) in zip(described, columns, strict=True):
-            is_wanted = wanted is None or name.decode() in wanted
-            entry[:] = _described(numbers[name] if is_wanted else _SKIPPED, cql_type, hashes[name.decode()])
+        for entry, (column, cql_type) in zip(described, ((one.column, one.type) for one in columns), strict=True):
+            number = column.number if wanted is None or column.name in wanted else _SKIPPED
+            is_complex = is_multicell(cql_type)
+            width = VARIABLE if is_complex else stored_length(cql_type)
+            # An SSTable names its columns once, not in each partition: the kernels do not need their names.
+            entry[:] = 0, 0, number, width, is_complex, hashes[column.name]
         kept.append(described)
         addresses.append(address(described) + at.COLUMN_BYTES * np.arange(len(columns) + 1, dtype=np.int64))
-    return Layout(header, logged_tables([table]), (addresses[0], addresses[1]), tuple(kept))
-
-
-def _described(number: int, cql_type: CqlType, name_hash: int) -> tuple[int, ...]:
-    """Describe a column as :func:`ringsync.changes.columns.logged_tables` does; the header names it by its place."""
-    is_complex = is_multicell(cql_type)
-    return 0, 0, number, VARIABLE if is_complex else stored_length(cql_type), is_complex, name_hash
+    return Layout(descriptor, header, logged_tables([table]), (addresses[0], addresses[1]), tuple(kept))
 
 
 @dataclass(frozen=True)
@@ -129,7 +132,7 @@ class _Reading:
         self._window = np.empty(0, np.uint8)
         self._broken: Loss | None = None
         self._open_range = np.zeros(_OPEN_RANGE.stop - _OPEN_RANGE.start, np.int64)
-        self._constants = constant_columns(0, data.name)
+        self._constants = constant_columns(0, data.file)
         table_id = np.frombuffer(bytes.fromhex(layout.tables.tables[0].table_id) + bytes(PADDING), np.uint8)
         key, bound = np.zeros((2, kernel.ROOM + PADDING), np.uint8)
         self._kept = (table_id, key, bound)
@@ -138,7 +141,7 @@ class _Reading:
         self._put(kernel.KEY, address(key))
         self._put(kernel.BOUND, address(bound))
         self._put(kernel.HAS_STATIC, len(layout.header.static) > 0)
-        self._put(kernel.HAS_SHORT_DELETIONS, data.has_short_deletions)
+        self._put(kernel.HAS_SHORT_DELETIONS, layout.descriptor.features.unsigned_times)
 
     def batches(self, next_partition: Callable[[int], int | None]) -> Iterator[SSTableRows]:
         self._fill()
@@ -165,7 +168,7 @@ class _Reading:
         kept = min(max(self._stop - self._position, 0), wanted)
         window[:kept] = self._window[self._position - self._start :][:kept]
         self._window, self._start, self._stop = window, self._position, self._position + wanted
-        self._broken = self._data.read_into(window[kept:wanted], self._position + kept)
+        self._broken = self._data.read_into(window, kept, self._position + kept, wanted - kept)
         if self._broken:
             self._stop = max(self._broken.position, self._position + kept)
         window[self._stop - self._start :][:PADDING] = 0
@@ -220,11 +223,11 @@ class _Reading:
         self._position = self._end if found is None else min(found, self._end)
         self._put(kernel.INSIDE, 0)
         self._open_range[:] = 0
-        return Loss(self._data.name, lost, self._position - lost, reason)
+        return Loss(self._data.file, lost, self._position - lost, reason)
 
     def _rows(self, output: Output) -> pa.RecordBatch:
         if len(self._constants[0]) < output.count(at.ROWS):
-            self._constants = constant_columns(self._room.rows, self._data.name)
+            self._constants = constant_columns(self._room.rows, self._data.file)
         return change_rows(output, *self._constants)
 
     def _put(self, word: int, value: int) -> None:
