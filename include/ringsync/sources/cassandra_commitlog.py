@@ -38,7 +38,6 @@ same path on every executor. Local segments are split over tasks by their sectio
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -48,13 +47,10 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from ringsync.sources import segments
+from ringsync.sources.options import OptionError, checked, for_spark
 
 OPTIONS = ("path", "schema", "config", "tables", "table", "keystore", "from", "to", "index", "damage", "rows")
 CHOICES = {"index": ("obey", "ignore"), "damage": ("fail", "skip"), "rows": ("changes", "problems")}
-
-
-class OptionError(ValueError):
-    """An option of the data source is missing or wrong; the message names it."""
 
 
 class CassandraCommitLog(DataSource):  # type: ignore[misc]
@@ -81,16 +77,7 @@ class CassandraCommitLog(DataSource):  # type: ignore[misc]
         return self._tables
 
     def _log_options(self) -> segments.LogOptions:
-        options = {name.lower(): str(value) for name, value in self.options.items()}
-        for name, value in options.items():
-            if name not in OPTIONS:
-                near = difflib.get_close_matches(name, OPTIONS, n=1)
-                hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(OPTIONS)}"
-                raise OptionError(f"cassandra_commitlog has no option {name}; {hint}")
-            if value not in CHOICES.get(name, (value,)):
-                raise OptionError(
-                    f"option {name} of cassandra_commitlog is {' or '.join(CHOICES[name])}, not {value!r}"
-                )
+        options = checked("cassandra_commitlog", self.options, OPTIONS, CHOICES)
         if "path" not in options:
             raise OptionError("cassandra_commitlog needs the segments: .load('/path/of/cdc_raw')")
         if ("schema" in options) == ("config" in options):
@@ -122,11 +109,4 @@ class CommitLogReader(DataSourceReader):  # type: ignore[misc]
         if isinstance(partition, PartPartition):
             read = segments.read_problems if self.options.rows == "problems" else segments.read_part
             for rows in read(self.options, self.tables, partition.part):
-                yield rows.cast(_without_fixed_lengths(rows.schema))
-
-
-def _without_fixed_lengths(schema: pa.Schema) -> pa.Schema:
-    """Replace binary types of fixed length, which Spark does not have."""
-    return pa.schema(
-        [field.with_type(pa.binary()) if pa.types.is_fixed_size_binary(field.type) else field for field in schema]
-    )
+                yield for_spark(rows)

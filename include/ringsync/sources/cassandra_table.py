@@ -28,7 +28,6 @@ the DataFrame was loaded.
 
 from __future__ import annotations
 
-import difflib
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -42,6 +41,7 @@ from pyspark.sql.types import StructType
 from ringsync.cql.identifiers import parse_table_name
 from ringsync.images.schema import row_image_schema
 from ringsync.ring.splits import Split
+from ringsync.sources.options import OptionError, checked
 from ringsync.sources.scan.plan import ScanPlan
 from ringsync.wiring import cluster_limits, cluster_settings
 
@@ -54,10 +54,6 @@ BATCH_ROWS = 10_000
 BATCH_BYTES = 64 * 2**20
 
 OPTIONS = ("config", "table", "times", "plan")
-
-
-class OptionError(ValueError):
-    """An option of the data source is missing or wrong; the message names it."""
 
 
 class CassandraTable(DataSource):  # type: ignore[misc]
@@ -84,7 +80,7 @@ class CassandraTable(DataSource):  # type: ignore[misc]
         :raises ClusterError: as :func:`ringsync.sources.scan.planning.make_scan_plan`
         """
         if self._plan is None:
-            self._check_options()
+            checked("cassandra_table", self.options, OPTIONS, {})
             given = self.options.get("plan")
             self._plan = ScanPlan.from_json(given) if given is not None else self._make_plan()
         return self._plan
@@ -106,13 +102,6 @@ class CassandraTable(DataSource):  # type: ignore[misc]
         if name not in self.options:
             raise OptionError(f"cassandra_table needs the option {name}: .option({name!r}, …)")
         return str(self.options[name])
-
-    def _check_options(self) -> None:
-        for name in self.options:
-            if name.lower() not in OPTIONS:
-                near = difflib.get_close_matches(name.lower(), OPTIONS, n=1)
-                hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(OPTIONS)}"
-                raise OptionError(f"cassandra_table has no option {name}; {hint}")
 
 
 @dataclass

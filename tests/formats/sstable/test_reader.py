@@ -14,7 +14,7 @@ from ringsync.changes.columns import logged_tables
 from ringsync.changes.reconcile.streams import Stream, merge_streams
 from ringsync.formats.rows.state import Capacity
 from ringsync.formats.sstable.data import DataFile
-from ringsync.formats.sstable.reader import layout_of, read_partitions
+from ringsync.formats.sstable.reader import layout_of, read_rows
 from ringsync.formats.sstable.source import LocalSource
 from ringsync.formats.sstable.statistics import read_statistics
 from ringsync.images.from_streams import images_of_part
@@ -36,7 +36,7 @@ def read(source: LocalSource, table: TableSchema, capacity: Capacity | None) -> 
     data = DataFile(source)
     layout = layout_of(source.descriptor, read_statistics(source).header, table)
     end = 0
-    for batch in read_partitions(data, layout, 0, data.length, lambda position: None, capacity):
+    for batch in read_rows(data, layout, 0, data.length, lambda position: None, capacity):
         batch.rows.validate(full=True)
         assert not batch.losses
         assert batch.end > end

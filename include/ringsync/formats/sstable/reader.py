@@ -101,7 +101,7 @@ class SSTableRows:
     losses: tuple[Loss, ...] = ()
 
 
-def read_partitions(
+def read_rows(
     data: DataFile,
     layout: Layout,
     first: int,
@@ -120,7 +120,7 @@ def read_partitions(
 
 
 class _Reading:
-    """The state of :func:`read_partitions`: the window, and the kernel's place in it.
+    """The state of :func:`read_rows`: the window, and the kernel's place in it.
 
     The window holds the bytes of the data from ``_start`` to ``_stop``. It stops at ``_broken``, what cannot be read.
     """

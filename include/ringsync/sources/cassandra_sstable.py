@@ -1,0 +1,206 @@
+"""The Spark data source ``cassandra_sstable``: the rows of a table from its SSTables, merged.
+
+::
+
+    from ringsync.sources.cassandra_sstable import CassandraSSTable
+
+    spark.dataSource.register(CassandraSSTable)
+    rows = (
+        spark.read.format("cassandra_sstable")
+        .option("table", "shop.orders")
+        .load("/mnt/node1/shop,/mnt/node2/shop,/mnt/node3/shop")
+    )
+
+============  ========================================================================================
+option
+============  ========================================================================================
+``path``      argument of ``load``: a snapshot, a folder of snapshots, or a ``…-Data.db``, local or
+              ``gs://…``; several are separated by commas. All replicas that are named are merged: name
+              those of as many nodes as the consistency level that you want asks for
+``table``     ``keyspace.table``; not needed if the paths have one table only
+``schema``    path of a schema.cql that has the table; default: the ``schema.cql`` of a snapshot; without
+              one the SSTables themselves, which do not say what the columns of the key are called
+``config``    path of the configuration file, for ``gs://`` paths: it says how to reach the store
+``columns``   ``name, …``: only these static and regular columns; others are skipped while reading
+``rows``      ``images`` (default): row images (:mod:`ringsync.images.schema`), each row once, with its
+              deletions and expired cells; ``changes``: merged change rows
+``damage``    ``fail`` (default) if a part of an SSTable cannot be read; ``skip``: leave it out
+``memory``    MiB for the batches of a task, default 256
+``splits``    number of tasks at least, default 1; large tables have more
+============  ========================================================================================
+
+The driver reads the indexes once. The files must be at the same paths on every executor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
+
+from ringsync.changes.schema import CHANGE_ROWS
+from ringsync.cql.identifiers import parse_table_name
+from ringsync.formats.sstable.data import Loss
+from ringsync.formats.sstable.names import Descriptor
+from ringsync.formats.sstable.source import LocalSource, Source
+from ringsync.formats.sstable.sstables import open_sstable
+from ringsync.images.from_streams import images_of_part
+from ringsync.images.schema import row_image_schema
+from ringsync.ring.tokens import WHOLE_RING
+from ringsync.schema.from_cql import parse_schema
+from ringsync.schema.table import TableSchema
+from ringsync.sources import sstable_files as files
+from ringsync.sources.options import OptionError, checked, for_spark
+from ringsync.storage import open_store
+from ringsync.storage.port import ObjectStore
+
+OPTIONS = ("path", "table", "schema", "config", "columns", "rows", "damage", "memory", "splits")
+CHOICES = {"rows": ("images", "changes"), "damage": ("fail", "skip")}
+MIB = 2**20
+
+
+class DamagedSSTableError(ValueError):
+    """A part of an SSTable cannot be read; the message says where and why."""
+
+
+@dataclass(frozen=True)
+class SSTableOptions:
+    """The options of the data source; see the module."""
+
+    paths: tuple[str, ...]
+    table: tuple[str, str] | None
+    schema: str | None
+    config: str | None
+    columns: tuple[str, ...] | None
+    rows: str
+    skip_damage: bool
+    memory_bytes: int
+    splits: int
+
+    def store(self, bucket: str) -> ObjectStore:
+        """Open the store of a bucket. The configuration says how to reach it."""
+        from ringsync.config import load_config
+
+        settings = dict(load_config(self.config).store) if self.config else {}
+        return open_store(**{**settings, "url": bucket})
+
+    def open_source(self, url: str, descriptor: Descriptor) -> Source:
+        """Return the files of an SSTable at a local path (the URL is empty) or in a store."""
+        return files.StoredSource(descriptor, self.store(url)) if url else LocalSource(descriptor)
+
+
+class CassandraSSTable(DataSource):  # type: ignore[misc]
+    """The SSTables of a table as a Spark DataFrame; see the module for its options."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "cassandra_sstable"
+
+    def schema(self) -> StructType:
+        table, _ = self._found
+        schema = row_image_schema(table) if self._chosen.rows == "images" else CHANGE_ROWS
+        return from_arrow_schema(for_spark(schema.empty_table().to_batches()[0]).schema)
+
+    def reader(self, schema: StructType) -> SSTableReader:
+        return SSTableReader(self._chosen, *self._found)
+
+    @cached_property
+    def _chosen(self) -> SSTableOptions:
+        options = checked("cassandra_sstable", self.options, OPTIONS, CHOICES)
+        if "path" not in options:
+            raise OptionError("cassandra_sstable needs the SSTables: .load('/path/of/snapshots/tag')")
+        columns = options.get("columns")
+        return SSTableOptions(
+            tuple(_listed(options["path"])),
+            parse_table_name(options["table"]) if "table" in options else None,
+            options.get("schema"),
+            options.get("config"),
+            None if columns is None else tuple(_listed(columns)),
+            options.get("rows", "images"),
+            options.get("damage") == "skip",
+            _number(options, "memory", files.MEMORY_BYTES // MIB) * MIB,
+            _number(options, "splits", 1),
+        )
+
+    @cached_property
+    def _found(self) -> tuple[TableSchema, list[Source]]:
+        """The table and its SSTables. They are looked up once: Spark's columns and the rows must have one schema."""
+        options = self._chosen
+        found = files.together(_find(options, path) for path in options.paths)
+        for one in found.left_out:
+            print(f"ringsync: {one.path} is left out: it {one.reason}", flush=True)
+        schema = options.schema and parse_schema(Path(options.schema).read_text(encoding="utf-8"), options.schema)
+        table, sources = files.choose_table(found, options.table, schema or None)
+        return (table if options.columns is None else table.only(options.columns)), sources
+
+
+def _find(options: SSTableOptions, path: str) -> files.SSTableFiles:
+    if not path.startswith("gs://"):
+        return files.files_in_folder(Path(path))
+    bucket, _, prefix = path.removeprefix("gs://").partition("/")
+    return files.files_in_store(options.store(f"gs://{bucket}"), prefix)
+
+
+def _listed(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _number(options: dict[str, str], name: str, default: int) -> int:
+    value = options.get(name, str(default))
+    if not value.isdecimal() or int(value) < 1:
+        raise OptionError(f"option {name} of cassandra_sstable is a number from 1 on, not {value!r}")
+    return int(value)
+
+
+@dataclass
+class SplitPartition(InputPartition):  # type: ignore[misc]
+    """The input of one task."""
+
+    split: files.SSTableSplit
+
+
+@dataclass
+class SSTableReader(DataSourceReader):  # type: ignore[misc]
+    """A reader that merges each token range in its own task."""
+
+    options: SSTableOptions
+    table: TableSchema
+    sources: list[Source]
+
+    def partitions(self) -> list[SplitPartition]:
+        sstables = [open_sstable(source, self.table, self.options.columns) for source in self.sources]
+        return [SplitPartition(split) for split in files.split_tables(sstables, [WHOLE_RING], self.options.splits)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        # Without SSTables Spark invents a partition.
+        if not isinstance(partition, SplitPartition):
+            return
+        options = self.options
+        lose = _tell if options.skip_damage else _refuse
+        for part in files.merged_split(
+            partition.split,
+            self.table,
+            options.open_source,
+            lose,
+            columns=options.columns,
+            memory_bytes=options.memory_bytes,
+        ):
+            rows = images_of_part(part, self.table, "raw") if options.rows == "images" else part.rows.to_arrow()
+            yield for_spark(rows)
+
+
+def _tell(loss: Loss) -> None:
+    print(f"ringsync: {loss.file}, {loss.length} bytes at {loss.position} are left out: {loss.reason}", flush=True)
+
+
+def _refuse(loss: Loss) -> None:
+    raise DamagedSSTableError(
+        f"{loss.file}, {loss.length} bytes at {loss.position}: {loss.reason}; say damage=skip to read the rest, or name "
+        "the SSTables of other replicas, too"
+    )

@@ -1,0 +1,238 @@
+"""The SSTables of a table at local paths or in an object store, and how tasks share them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from ringsync.changes.reconcile.streams import MergedPart
+from ringsync.formats.sstable.data import Loss
+from ringsync.formats.sstable.names import DATA, Descriptor, FoundSSTables, LeftOut, find_sstables
+from ringsync.formats.sstable.schema import schema_of_all
+from ringsync.formats.sstable.source import LocalSource, Source, find_local
+from ringsync.formats.sstable.sstables import MEMORY_BYTES, Part, SSTable, merged_rows, open_sstable
+from ringsync.formats.sstable.statistics import read_statistics
+from ringsync.ring.tokens import MIN_TOKEN, TokenRange
+from ringsync.schema.from_cql import parse_schema
+from ringsync.schema.table import Schema, TableSchema
+from ringsync.storage.port import NotFoundError, ObjectStore
+
+PART_BYTES = 64 * 2**20
+"""Uncompressed bytes that a task reads, about."""
+_SAMPLES = 4096
+"""Partitions of each SSTable that are looked at to divide the ring."""
+
+
+class SSTableFilesError(ValueError):
+    """There is no such table among the files, or more than one; the message says which there are."""
+
+
+@dataclass(frozen=True)
+class StoredSource:
+    """The files of an SSTable in an object store; the descriptor's folder is a prefix of keys."""
+
+    descriptor: Descriptor
+    store: ObjectStore = field(repr=False, compare=False)
+
+    def read(self, component: str) -> bytes | None:
+        try:
+            return self.store.get(self.descriptor.path(component))
+        except NotFoundError:
+            return None
+
+    def size(self, component: str) -> int | None:
+        stat = self.store.stat(self.descriptor.path(component))
+        return None if stat is None else stat.size
+
+    def read_range(self, component: str, start: int, length: int) -> bytes:
+        return self.store.get_range(self.descriptor.path(component), start, length)
+
+
+@dataclass(frozen=True)
+class SSTableFiles:
+    """The SSTables at some paths.
+
+    :ivar sources: complete SSTables
+    :ivar left_out: what was found and is not read, and why
+    :ivar schemas: content of each ``schema.cql`` beside them, by folder
+    """
+
+    sources: tuple[Source, ...]
+    left_out: tuple[LeftOut, ...]
+    schemas: dict[str, str]
+
+
+def files_in_folder(path: Path) -> SSTableFiles:
+    """Find the SSTables in a folder, or the one that a file belongs to.
+
+    :raises FileNotFoundError: there is none
+    """
+    folder = path if path.is_dir() else path.parent
+    if not path.exists():
+        raise FileNotFoundError(f"there is no {path}")
+    found = find_local(folder)
+    chosen = [
+        LocalSource(one)
+        for one in found.sstables
+        if path.is_dir() or (path.name == f"{one.name}-{DATA}" and Path(one.folder) == path.parent.resolve())
+    ]
+    if not chosen:
+        told = "".join(f"; {one.path} {one.reason}" for one in found.left_out[:3])
+        raise FileNotFoundError(f"there is no complete SSTable at {path}: name a folder, or its …-{DATA}{told}")
+    folders = {source.descriptor.folder for source in chosen}
+    texts = {one: Path(one, "schema.cql") for one in folders}
+    schemas = {one: text.read_text(encoding="utf-8") for one, text in texts.items() if text.exists()}
+    return SSTableFiles(tuple(chosen), found.left_out, schemas)
+
+
+def files_in_store(store: ObjectStore, prefix: str) -> SSTableFiles:
+    """Find the SSTables whose keys begin with a folder.
+
+    :raises FileNotFoundError: there is none
+    """
+    folder = prefix.rstrip("/") + "/"
+    keys = [stat.key for stat in store.list(folder)]
+    found: FoundSSTables = find_sstables(keys, store.get)
+    if not found.sstables:
+        raise FileNotFoundError(f"there is no complete SSTable at {store.uri(prefix)}")
+    schemas = {
+        key.rpartition("/")[0]: store.get(key).decode() for key in keys if key.rpartition("/")[2] == "schema.cql"
+    }
+    return SSTableFiles(tuple(StoredSource(one, store) for one in found.sstables), found.left_out, schemas)
+
+
+def together(found: Iterable[SSTableFiles]) -> SSTableFiles:
+    """Join what was found at several paths; an SSTable that two of them name counts once."""
+    sources: dict[Descriptor, Source] = {}
+    left_out: dict[LeftOut, None] = {}
+    schemas: dict[str, str] = {}
+    for files in found:
+        sources |= {source.descriptor: source for source in files.sources}
+        left_out |= dict.fromkeys(files.left_out)
+        schemas |= files.schemas
+    return SSTableFiles(tuple(sources.values()), tuple(left_out), schemas)
+
+
+def tables_in(files: SSTableFiles) -> dict[tuple[str, str, str], list[Source]]:
+    """Group SSTables by keyspace, name and id of their table; each is empty where the path does not say it."""
+    found: dict[tuple[str, str, str], list[Source]] = {}
+    for source in files.sources:
+        one = source.descriptor
+        found.setdefault((one.keyspace, one.table, one.table_id), []).append(source)
+    return found
+
+
+def choose_table(
+    files: SSTableFiles, name: tuple[str, str] | None = None, schema: Schema | None = None
+) -> tuple[TableSchema, list[Source]]:
+    """Choose the SSTables of one table, and find its schema.
+
+    :param name: keyspace and name; None: there is only one table
+    :param schema: schema that has the table; None: the newest ``schema.cql`` beside the SSTables that has it, else what
+        the SSTables say of themselves, which is without the names of the key's columns
+    :raises SSTableFilesError: there is no such table, or more than one; or the schema does not have it
+    :raises SchemaError: a schema.cql cannot be read
+    :raises SSTableError: a Statistics.db cannot be read
+    """
+    tables = {key: sources for key, sources in tables_in(files).items() if name is None or key[:2] in (name, ("", ""))}
+    listed = ", ".join(sorted(".".join(key[:2]) + (f" ({key[2]})" if key[2] else "") for key in tables_in(files)))
+    if not tables:
+        raise SSTableFilesError(f"there are no SSTables of {'.'.join(name or ())}; there are some of {listed}")
+    if len(tables) > 1:
+        raise SSTableFilesError(
+            f"there are SSTables of several tables, {listed}: name one table, and a path of it only"
+        )
+    (((keyspace, table, table_id), sources),) = tables.items()
+    folders = {source.descriptor.folder for source in sources}
+    texts = [files.schemas[folder] for folder in sorted(folders & files.schemas.keys())]
+    for known in [schema] if schema else [parse_schema(text, "schema.cql") for text in reversed(texts)]:
+        for one in known.tables:
+            if one.table_id == table_id if table_id else (name in (None, (one.keyspace, one.name))):
+                return one, sources
+    if schema:
+        wanted = f"{keyspace}.{table} with the id {table_id}" if table_id else "it"
+        raise SSTableFilesError(f"the schema does not have {wanted}; it has {_named(schema)}")
+    return schema_of_all([(source.descriptor, read_statistics(source).header) for source in sources]), sources
+
+
+def _named(schema: Schema) -> str:
+    return ", ".join(f"{table.full_name} ({table.table_id})" for table in schema.tables[:10]) or "no table"
+
+
+@dataclass(frozen=True)
+class SSTableSplit:
+    """What one task reads: the partitions of a token range.
+
+    :ivar parts: parts of SSTables: URL of the store (empty: a local path), SSTable, and where the partitions are
+    """
+
+    tokens: TokenRange
+    parts: tuple[tuple[str, Descriptor, Part], ...]
+
+
+def split_tables(sstables: Sequence[SSTable], ranges: Sequence[TokenRange], least: int = 1) -> Iterator[SSTableSplit]:
+    """Divide SSTables of one table over tasks, so that each has about as many bytes, and the same tokens of all.
+
+    :param ranges: token ranges to read
+    :param least: number of tasks at least, if there are so many partitions
+    :raises SSTableError: an index is missing or damaged
+    """
+    for tokens in [part for one in ranges for part in one.unwrap()]:
+        bounds = [tokens.start, *_bounds(sstables, tokens, least), tokens.end]
+        for start, end in itertools.pairwise(bounds):
+            part_range = TokenRange(start, end)
+            parts = [
+                (one.source.store.url if isinstance(one.source, StoredSource) else "", one.source.descriptor, part)
+                for one in sstables
+                for part in one.parts(part_range)
+            ]
+            if parts:
+                yield SSTableSplit(part_range, tuple(parts))
+
+
+def _bounds(sstables: Sequence[SSTable], tokens: TokenRange, least: int) -> list[int]:
+    """Return the tokens at which a range is cut."""
+    found, sizes = [], []
+    for sstable in sstables:
+        partitions = sstable.partitions
+        for first, end in partitions.positions_of(tokens):
+            begin, stop = np.searchsorted(partitions.positions, [first, end])
+            chosen = np.arange(begin, stop, max((stop - begin) // _SAMPLES, 1))
+            found.append(partitions.highest[chosen])
+            sizes.append(np.diff(np.append(partitions.positions[chosen], end)))
+    if not found:
+        return []
+    order = np.argsort(np.concatenate(found), kind="stable")
+    places, read = np.concatenate(found)[order], np.cumsum(np.concatenate(sizes)[order])
+    count = max(least, int(read[-1]) // PART_BYTES)
+    wanted = np.searchsorted(read, [read[-1] * part // count for part in range(1, count)])
+    return sorted({int(token) for token in places[wanted]} - {tokens.start, tokens.end, MIN_TOKEN})
+
+
+def merged_split(
+    split: SSTableSplit,
+    table: TableSchema,
+    open_source: Callable[[str, Descriptor], Source],
+    lose: Callable[[Loss], None],
+    *,
+    columns: Sequence[str] | None = None,
+    memory_bytes: int = MEMORY_BYTES,
+) -> Iterator[MergedPart]:
+    """Merge what a task reads.
+
+    :param open_source: function from the store's URL (empty: a local path) and the SSTable to its files
+    :param lose: function that is told what cannot be read
+    :param columns: names of the static and regular columns to read; None: all
+    :param memory_bytes: memory for the batches of all SSTables
+    :raises SSTableError: a file is missing or damaged, so that nothing can be read
+    """
+    opened: dict[tuple[str, Descriptor], SSTable] = {}
+    for url, descriptor, _ in split.parts:
+        if (url, descriptor) not in opened:
+            opened[url, descriptor] = open_sstable(open_source(url, descriptor), table, columns)
+    parts = [(opened[url, descriptor], part) for url, descriptor, part in split.parts]
+    return merged_rows(parts, table, lose, memory_bytes)
