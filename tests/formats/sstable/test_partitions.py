@@ -108,6 +108,18 @@ def test_an_index_is_read_in_any_windows() -> None:
         assert (found[2] == np.tile(whole[2], 40)).all()
 
 
+def test_an_entry_that_ends_behind_the_file_is_refused() -> None:
+    """In the last window, and in one before it."""
+    (source,) = sources_of(BIG, "files.narrow", "compacted")
+    inside = bytes(80_000)
+    entry = b"\0\1k" + b"\0" + b"\xc1\x38\x80" + inside  # 0x13880 bytes of an index inside the partition
+    whole = read_index(Changed(source, {"Index.db": entry + b"\0\1l\5\0"}), 70_000)
+    assert whole[2].tolist() == [0, 5]
+    for size, window in ((len(entry) - 1, 70_000), (len(entry) - 1, 1 << 20), (len(entry) + 3, 70_000)):
+        with pytest.raises(SSTableError, match="what follows is not whole entries"):
+            read_index(Changed(source, {"Index.db": (entry + b"\0\1l\5\0")[:size]}), window)
+
+
 def test_a_partition_that_cannot_be_read_belongs_to_both_sides() -> None:
     """A trie knows only the first bits of a token; the others are in Data.db, which is damaged here."""
     (source,) = sources_of(TRIE, "files.plain", "compacted")

@@ -1,8 +1,8 @@
 """Partitions.db: a trie of the partitions of an SSTable of the format ``bti``; and the keys of Rows.db.
 
 Its keys are ``40, token with the sign bit flipped, 40, …``, each only as far as it differs from all others. A child
-lies before its parent in the file. C: io/tries/TrieNode, io/sstable/format/bti/PartitionIndex, TrieIndexEntry;
-io/util/SizedInts.
+lies before its parent in the file. See docs/formats.md, 9.5; C: io/tries/TrieNode, io/util/SizedInts,
+io/sstable/format/bti/PartitionIndex and TrieIndexEntry.
 """
 
 from __future__ import annotations
