@@ -29,6 +29,7 @@ from ringsync.formats.sstable.names import PARTITIONS, ROWS
 from ringsync.formats.sstable.source import Source
 
 FOOTER_BYTES = 24
+_SMALLEST_LEAF = 2
 _COMPONENT = 0x40
 _DEEPEST = 2 * 0xFFFF + 64
 """Bytes of the longest key: each byte of a partition key may be escaped."""
@@ -56,7 +57,7 @@ def read_trie(source: Source) -> tuple[Integers, Integers, Integers]:
     footer = Cursor(content, file, max(len(content) - FOOTER_BYTES, 0))
     first_and_last, count, root = footer.i64(), footer.i64(), footer.i64()
     nodes = min(first_and_last, len(content))
-    if not 0 <= root < nodes or not 0 < count <= nodes:
+    if not 0 <= root < nodes or not 0 < count <= nodes // _SMALLEST_LEAF:
         problem = f"{count:,} partitions below a root at byte {root:,} are not possible"
         raise SSTableError(file, len(content) - FOOTER_BYTES, problem, DAMAGED)
     buffer = padded(content)
