@@ -1,4 +1,4 @@
-"""Index.db: a list of the partitions of an SSTable of the format ``big``.
+"""Index.db: a list of the partitions of an SSTable of the format ``big`` (docs/formats.md, 9.5).
 
 An entry is ``u16 length, key, uvint position in Data.db, uvint size, size bytes`` of an index inside the partition
 (C: io/sstable/format/big/RowIndexEntry).
@@ -45,8 +45,8 @@ def read_index(source: Source, window_bytes: int = WINDOW_BYTES) -> tuple[Intege
         count = _find_entries(
             address(buffer), len(window), int(is_last), address(found[0]), address(found[1]), address(end)
         )
-        if not count or (is_last and place + int(end[0]) > size):
-            raise SSTableError(file, place + int(end[0]), "the file ends within an entry", DAMAGED)
+        if not count or place + int(end[0]) > size:
+            raise SSTableError(file, place, "what follows is not whole entries up to the end of the file", DAMAGED)
         parts.append(found[:, :count].copy())
         place += int(end[0])
     tokens, positions = np.concatenate(parts, axis=1)

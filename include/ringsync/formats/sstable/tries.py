@@ -1,8 +1,8 @@
 """Partitions.db: a trie of the partitions of an SSTable of the format ``bti``; and the keys of Rows.db.
 
 Its keys are ``40, token with the sign bit flipped, 40, …``, each only as far as it differs from all others. A child
-lies before its parent in the file. C: io/tries/TrieNode, io/sstable/format/bti/PartitionIndex, TrieIndexEntry;
-io/util/SizedInts.
+lies before its parent in the file. See docs/formats.md, 9.5; C: io/tries/TrieNode, io/util/SizedInts,
+io/sstable/format/bti/PartitionIndex and TrieIndexEntry.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from ringsync.formats.sstable.names import PARTITIONS, ROWS
 from ringsync.formats.sstable.source import Source
 
 FOOTER_BYTES = 24
+_SMALLEST_LEAF = 2
 _COMPONENT = 0x40
 _DEEPEST = 2 * 0xFFFF + 64
 """Bytes of the longest key: each byte of a partition key may be escaped."""
@@ -56,7 +57,7 @@ def read_trie(source: Source) -> tuple[Integers, Integers, Integers]:
     footer = Cursor(content, file, max(len(content) - FOOTER_BYTES, 0))
     first_and_last, count, root = footer.i64(), footer.i64(), footer.i64()
     nodes = min(first_and_last, len(content))
-    if not 0 <= root < nodes or not 0 < count <= nodes:
+    if not 0 <= root < nodes or not 0 < count <= nodes // _SMALLEST_LEAF:
         problem = f"{count:,} partitions below a root at byte {root:,} are not possible"
         raise SSTableError(file, len(content) - FOOTER_BYTES, problem, DAMAGED)
     buffer = padded(content)
