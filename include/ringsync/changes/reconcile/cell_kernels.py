@@ -222,15 +222,6 @@ def _merge_simple(
     :param cursors: room for a number per row of the group
     """
     start, count = members.starts[group], members.starts[group + 1] - members.starts[group]
-    if count == 1:
-        row = members.order[start]
-        for part in range(members.limits[row], members.limits[row + 1]):
-            column, timestamp = cells.columns[part], cells.timestamps[part]
-            if timestamp > max(members.deleted[result], cells.dropped[column]):
-                value_offsets[size] = load32_native(cells.values[1] + 4 * part)
-                value_lengths[size] = load32_native(cells.values[2] + 4 * part)
-                size = _choose(chosen, size, part, column, timestamp, result)
-        return size
     for number in range(count):
         cursors[number] = members.limits[members.order[start + number]]
     while True:
