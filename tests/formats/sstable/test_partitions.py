@@ -29,6 +29,9 @@ from tests.sstables.fixtures import FIXTURES
 BIG, TRIE = "5.0-oa", "5.0-da"
 
 
+MANY = 2**20
+
+
 def partitions_of(source: Source) -> Partitions:
     return read_partitions(source, DataFile(source))
 
@@ -103,9 +106,9 @@ def test_an_index_is_read_in_any_windows() -> None:
         (source,) = sources_of(BIG, table, "compacted")
         content = source.read("Index.db")
         assert content is not None
-        whole = read_index(source)
+        whole = read_index(source, MANY)
         many = Changed(source, {"Index.db": content * 40})
-        found = read_index(many, 70_000)
+        found = read_index(many, MANY, 70_000)
         assert len(content) * 40 > 70_000 or table != "files.narrow"
         assert (found[0] == np.tile(whole[0], 40)).all()
         assert (found[2] == np.tile(whole[2], 40)).all()
@@ -116,11 +119,11 @@ def test_an_entry_that_ends_behind_the_file_is_refused() -> None:
     (source,) = sources_of(BIG, "files.narrow", "compacted")
     inside = bytes(80_000)
     entry = b"\0\1k" + b"\0" + b"\xc1\x38\x80" + inside  # 0x13880 bytes of an index inside the partition
-    whole = read_index(Changed(source, {"Index.db": entry + b"\0\1l\5\0"}), 70_000)
+    whole = read_index(Changed(source, {"Index.db": entry + b"\0\1l\5\0"}), MANY, 70_000)
     assert whole[2].tolist() == [0, 5]
     for size, window in ((len(entry) - 1, 70_000), (len(entry) - 1, 1 << 20), (len(entry) + 3, 70_000)):
         with pytest.raises(SSTableError, match="what follows is not whole entries"):
-            read_index(Changed(source, {"Index.db": (entry + b"\0\1l\5\0")[:size]}), window)
+            read_index(Changed(source, {"Index.db": (entry + b"\0\1l\5\0")[:size]}), MANY, window)
 
 
 def test_a_partition_that_cannot_be_read_belongs_to_both_sides() -> None:
@@ -157,7 +160,7 @@ def test_every_type_of_node_is_read() -> None:
     (source,) = sources_of(TRIE, "files.narrow", "compacted")
     for count in (1, 2, 300, 20_000):
         trie = random_trie(random, count)
-        lowest, highest, positions = read_trie(Changed(source, {"Partitions.db": trie.content}))
+        lowest, highest, positions, _ = read_trie(Changed(source, {"Partitions.db": trie.content}), MANY)
         assert positions.tolist() == trie.positions
         for token, prefix, low, high in zip(trie.tokens, trie.prefixes, lowest.tolist(), highest.tolist(), strict=True):
             bits = prefix[1:9]
