@@ -111,6 +111,14 @@ class BootstrapState:
         as_of = int(row.as_of.replace(tzinfo=UTC).timestamp())
         return Bootstrap(keyspace, table, row.id, row.state, row.specification, row.run, as_of)
 
+    def unfinished(self) -> list[tuple[str, str]]:
+        """List the tables, as keyspace and name, whose latest bootstrap is unfinished."""
+        if not self._state.has(("bootstrap",)):
+            return []
+        cql = f"SELECT keyspace_name, table_name, state FROM {self._keyspace}.bootstrap"
+        (rows,) = self._state.read_all([self._state.bind(cql, ())])
+        return sorted((row.keyspace_name, row.table_name) for row in rows if row.state in UNFINISHED)
+
     def begin(self, bootstrap: Bootstrap, instead_of: str | None) -> bool:
         """Make this the table's bootstrap, if the present one is still ``instead_of``.
 

@@ -20,6 +20,7 @@ from ringsync.steps.application import Application, ExitCode, Report, explain
 from ringsync.storage.port import get_json
 
 Result = TypeVar("Result")
+Piece = TypeVar("Piece")
 
 TABLES_AT_ONCE = 8
 """Threads of the driver: the work of a table is mostly waiting for the cluster and the object store."""
@@ -49,6 +50,10 @@ SMALL_BYTES = 1 << 20
 
 MOST_TOGETHER = 8
 """Most small pieces that one Spark task does."""
+
+
+PIECES_AT_ONCE = 4
+"""Threads of a task for the pieces of a group."""
 
 
 @dataclass(frozen=True)
@@ -217,9 +222,7 @@ def _differs(report: Mapping[str, Any]) -> str:
     return f"{report.get('differences', 0)} differences between source and replica: the report lists them"
 
 
-def together(
-    sized: Iterable[tuple[float, Result]], parallelism: int, *, large_first: bool = True
-) -> list[list[Result]]:
+def together(sized: Iterable[tuple[float, Piece]], parallelism: int, *, large_first: bool = True) -> list[list[Piece]]:
     """Group small pieces of work for Spark's tasks.
 
     :param sized: approximate bytes of each piece, and the piece
@@ -232,3 +235,12 @@ def together(
     number = max(1, min(MOST_TOGETHER, len(small) // (4 * parallelism)))
     groups = large + [small[start : start + number] for start in range(0, len(small), number)]
     return groups if large_first else groups[::-1]
+
+
+def at_once(work: Callable[[Piece], Result], group: Sequence[Piece]) -> Iterator[Result]:
+    """Do the pieces of a group in a task, some at once: small ones mostly wait for the cluster and the object store.
+
+    :returns: the results, in the order of the pieces
+    """
+    with ThreadPoolExecutor(min(PIECES_AT_ONCE, len(group))) as pool:
+        yield from pool.map(work, group)

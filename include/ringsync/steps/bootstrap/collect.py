@@ -255,7 +255,8 @@ def reported(
             if now - beaten_s >= BEAT_INTERVAL_S:
                 beaten_s = now
                 for collector in itertools.islice(turns, min(TABLES_A_BEAT, len(collectors))):
-                    if not collector.over and _owned(collector):
+                    # One that is copied waits for the others: it is not forgotten.
+                    if collector.over or _owned(collector):
                         say(collector, collector.now())
                 mine = [one.ledger.bootstrap_id for one in collectors if not (one.over or _is_lost(one))]
                 _tell(partial(state.beat, mine, run))

@@ -13,6 +13,7 @@ import time
 from contextlib import closing
 
 from ringsync.cluster.session import connect
+from ringsync.config import Config
 from ringsync.ledger.followed import keep_following
 from ringsync.ledger.passes import mark
 from ringsync.state.bootstrap import SCANNING, BootstrapState
@@ -54,15 +55,20 @@ def drain_table(
     latest = check_not_cancelled(state.find(plan.bootstrap.keyspace, plan.bootstrap.table), plan)
     if latest.state == SCANNING:
         raise StepError(f"not everything of {plan.scan.table.full_name} is copied: run bootstrap_scan first")
-    number = mark(store, plan.scan.table.table_id, "cutover", plan.bootstrap.id, int(time.time() * 1000))
-    moved: list[str] = []
-    table = sync_table(store, config, plan.scan.table)
-    publish_passes(store, config, table, lambda _, folder: moved.append(folder))
-    report: Report = {"bootstrap": plan.bootstrap.id, "cutover_pass": number, "folders_moved": len(moved)}
+    report: Report = {"bootstrap": plan.bootstrap.id, **cut_over(store, config, plan)}
     report["kafka_messages"] = kafka.feed(plan)
     state.complete(plan.bootstrap)
     forget(store, f"{BOOTSTRAPS}{plan.scan.table.table_id}")
     return report, ExitCode.OK
+
+
+def cut_over(store: ObjectStore, config: Config, plan: BootstrapPlan) -> Report:
+    """Let the stream go on, behind the copied rows. Doing it again is safe."""
+    number = mark(store, plan.scan.table.table_id, "cutover", plan.bootstrap.id, int(time.time() * 1000))
+    moved: list[str] = []
+    table = sync_table(store, config, plan.scan.table)
+    publish_passes(store, config, table, lambda _, folder: moved.append(folder))
+    return {"cutover_pass": number, "folders_moved": len(moved)}
 
 
 class KafkaFeed:

@@ -33,6 +33,7 @@ from ringsync.sources.scan.planning import cut
 from ringsync.state.bootstrap import COMPLETED, Bootstrap, BootstrapState
 from ringsync.steps.application import Application, ExitCode, Report, StepError, driver_host, plain
 from ringsync.steps.bootstrap.collect import Collector, handlers, reported
+from ringsync.steps.bootstrap.drain import cut_over
 from ringsync.steps.bootstrap.plan import BootstrapPlan, plans_to_follow
 from ringsync.steps.bootstrap.prepare import begin_pass, check_not_cancelled, check_scanning, say, wait_until_free
 from ringsync.steps.bootstrap.publish import describe_published, publish
@@ -212,6 +213,9 @@ def finish_table(this: Run, scan: TableScan) -> tuple[Report, ExitCode]:
         now = this.shared.ring(plan.scan.table.keyspace, time.monotonic()).digest
         ring = now if now == plan.scan.ring_digest else ""
         publish(store, config, plan, may_publish, collector.ranges, scan.begin, ring)
+        if this.shared.known is not None:
+            # Its changes must not wait until all other tables are copied, too.
+            report |= cut_over(store, config, plan)
     return {**report, **describe_published(store, plan, collector.ranges, scan.begin)}, ExitCode.OK
 
 

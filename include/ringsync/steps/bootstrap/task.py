@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -34,6 +35,7 @@ from ringsync.sources.scan.scan import Unread
 from ringsync.steps.application import task_failure
 from ringsync.steps.bootstrap.plan import BootstrapPlan
 from ringsync.steps.bootstrap.publish import Outputs
+from ringsync.steps.tables import at_once
 from ringsync.storage.port import ObjectStore
 from ringsync.streams.files import FileStream, Part, PartWriter
 from ringsync.streams.messages import Messages, snapshot_messages
@@ -100,12 +102,15 @@ class BootstrapTask:
 
     def __call__(self, groups: Iterable[Sequence[Piece]]) -> None:
         store = store_of(self.config)
-        for piece in itertools.chain.from_iterable(groups):
-            # The driver takes back what it has granted to a client that is gone.
-            with ControlClient(self.control) as control:
-                self._read(piece, store, control)
+        for group in groups:
+            deque(at_once(partial(self._read, store), group), maxlen=0)
 
-    def _read(self, piece: Piece, store: ObjectStore, control: ControlClient) -> None:
+    def _read(self, store: ObjectStore, piece: Piece) -> None:
+        # The driver takes back what it has granted to a client that is gone.
+        with ControlClient(self.control) as control:
+            self._read_with(control, store, piece)
+
+    def _read_with(self, control: ControlClient, store: ObjectStore, piece: Piece) -> None:
         driver = TableControl(control, piece.table.plan.bootstrap.id)
         files = RowFiles(self.config, piece.table, store, piece.name)
         writer = RangeWriter(files, driver, piece.name, self.config.scan.commit_interval_s)

@@ -24,7 +24,7 @@ from ringsync.ring.splits import Split
 from ringsync.sources.cassandra_table import read_split
 from ringsync.sources.scan.plan import ScanPlan
 from ringsync.steps.application import Application, TaskFailedError, driver_host, task_failure
-from ringsync.steps.tables import together
+from ringsync.steps.tables import at_once, together
 from ringsync.wiring import cluster_limits
 
 if TYPE_CHECKING:
@@ -90,16 +90,20 @@ class ChecksumTask:
     edges: tuple[int, ...]
 
     def __call__(self, groups: Iterable[Sequence[Piece]]) -> Iterator[tuple[int, Side, Any]]:
-        edges = np.array(self.edges, np.int64)
-        for piece in itertools.chain.from_iterable(groups):
-            try:
-                with ControlClient(self.control) as permits:
-                    sums = partial_checksums(piece.rows(self.config, permits), piece.plan.table, edges)
-                yield piece.number, piece.side, sums
-            except DriverGoneError:
-                raise
-            except Exception as error:
-                yield piece.number, piece.side, task_failure(error)
+        for group in groups:
+            yield from at_once(self._sums, group)
+
+    def _sums(self, piece: Piece) -> tuple[int, Side, Any]:
+        """Return a piece's table and side, and the sums or :func:`ringsync.steps.application.task_failure`."""
+        try:
+            with ControlClient(self.control) as permits:
+                rows = piece.rows(self.config, permits)
+                sums = partial_checksums(rows, piece.plan.table, np.array(self.edges, np.int64))
+            return piece.number, piece.side, sums
+        except DriverGoneError:
+            raise
+        except Exception as error:
+            return piece.number, piece.side, task_failure(error)
 
 
 def checksums(
