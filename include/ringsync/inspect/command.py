@@ -1,4 +1,4 @@
-"""``cdcservice inspect``: commit logs for people and programs, without a cluster, Spark or Airflow."""
+"""``cdcservice inspect``: commit logs and SSTables for people and programs, without a cluster, Spark or Airflow."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
+import pyarrow as pa
 from rich.console import Console
 from rich.progress import Progress
 
+from ringsync.changes.schema import CHANGE_ROWS
 from ringsync.config import ConfigError, load_config
 from ringsync.cql.identifiers import parse_table_name
 from ringsync.formats.commitlog.names import INDEX_SUFFIX, parse_position
@@ -25,8 +28,10 @@ from ringsync.inspect.files import InspectError, find_files, index_text, read_in
 from ringsync.inspect.history import last_write_us, parse_moment, recorded_schema
 from ringsync.inspect.outputs import ArrowFile, CqlLines, JsonLines, Output
 from ringsync.inspect.problems import Problems
-from ringsync.inspect.summary import summary_text
+from ringsync.inspect.sstable import SSTableInspection, Wanted, find_table, shown_rows, shown_schema
+from ringsync.inspect.summary import SSTableSummary, sstables_text, summary_text
 from ringsync.inspect.tables import Tables, choose_tables
+from ringsync.ring.tokens import WHOLE_RING, parse_token_range
 from ringsync.schema.from_cql import parse_schema
 from ringsync.schema.table import Schema, SchemaError
 from ringsync.steps.application import ExitCode
@@ -49,12 +54,13 @@ def add_inspect(commands: Subparsers, history_conf: str) -> None:
     """
     inspect = commands.add_parser(
         "inspect",
-        help="show what is in commit log segments and their indexes",
-        description="Show what is in Cassandra's commit log segments (cdc_raw) and in the indexes beside them.",
+        help="show what is in commit log segments and SSTables",
+        description="Show what is in Cassandra's commit log segments (cdc_raw), the indexes beside them, and SSTables.",
         epilog=EXIT_CODES,
     )
     kinds = inspect.add_subparsers(title="what", metavar="WHAT", required=True, parser_class=type(inspect))
     _add_commitlog(kinds, history_conf)
+    _add_sstable(kinds)
     idx = kinds.add_parser(
         "idx",
         help="show what the _cdc.idx files say",
@@ -113,20 +119,11 @@ def _add_commitlog(kinds: Subparsers, history_conf: str) -> None:
         help="show only this table; may be given several times (default: all but Cassandra's own)",
     )
     log.add_argument(
-        "--format", choices=FORMATS, default="jsonl", help="docs/inspect.md describes each (default: jsonl)"
-    )
-    log.add_argument(
         "--from",
         dest="start",
         type=parsed(parse_position),
         metavar="[SEGMENT_ID:]POSITION",
         help="show only what lies behind this logical position",
-    )
-    log.add_argument("--raw", action="store_true", help="jsonl: print also the bytes of keys, paths and values")
-    log.add_argument(
-        "--remaining-ttl",
-        action="store_true",
-        help="cql: print what is left of each TTL now, so that expiry stays the same",
     )
     log.add_argument(
         "--keystore",
@@ -138,28 +135,109 @@ def _add_commitlog(kinds: Subparsers, history_conf: str) -> None:
     log.add_argument(
         "--ignore-idx", action="store_true", help="read segments to their end, including what was never synced"
     )
-    log.add_argument("--output", type=Path, metavar="FILE", help="write here (default: standard output)")
+    _add_output(log)
     log.set_defaults(command=_inspect_commitlog, history_conf=history_conf)
+
+
+def _add_sstable(kinds: Subparsers) -> None:
+    sstable = kinds.add_parser(
+        "sstable",
+        help="show the rows in SSTables",
+        description="Show the rows of one table in SSTables: one after another as they are, or merged.",
+        epilog=EXIT_CODES,
+    )
+    sstable.add_argument(
+        "paths",
+        nargs="+",
+        type=Path,
+        metavar="PATH",
+        help="SSTables (…-Data.db), or folders of them, also of snapshots",
+    )
+    sstable.add_argument(
+        "--schema",
+        type=Path,
+        metavar="FILE",
+        help="CQL that has the table (default: the schema.cql of a snapshot; without one the SSTables say it "
+        "themselves, all but the names of the key's columns)",
+    )
+    sstable.add_argument(
+        "--table",
+        type=parsed(parse_table_name),
+        metavar="KEYSPACE.TABLE",
+        help="the table, if the folders have several",
+    )
+    sstable.add_argument("--merge", action="store_true", help="show each row once, as all SSTables together hold it")
+    part = sstable.add_mutually_exclusive_group()
+    part.add_argument("--key", metavar="LITERALS", help="only this partition, e.g. \"'eu', 7\"")
+    part.add_argument(
+        "--token-range",
+        type=parsed(parse_token_range),
+        default=WHOLE_RING,
+        metavar="START:END",
+        help="only tokens above START, up to END; --token-range=-5:9 if START is negative",
+    )
+    _add_output(sstable)
+    sstable.set_defaults(command=_inspect_sstable)
+
+
+def _add_output(kind: argparse.ArgumentParser) -> None:
+    kind.add_argument(
+        "--format", choices=FORMATS, default="jsonl", help="docs/inspect.md describes each (default: jsonl)"
+    )
+    kind.add_argument("--raw", action="store_true", help="jsonl: print also the bytes of keys, paths and values")
+    kind.add_argument(
+        "--remaining-ttl",
+        action="store_true",
+        help="cql: print what is left of each TTL now, so that expiry stays the same",
+    )
+    kind.add_argument("--output", type=Path, metavar="FILE", help="write here (default: standard output)")
 
 
 def _inspect_commitlog(arguments: argparse.Namespace, _console: Console) -> ExitCode:
     problems = Problems()
     with _reporting(problems):
-        if arguments.format in ("parquet", "arrow") and arguments.output is None:
-            raise InspectError(f"--format {arguments.format} makes a file: say which with --output FILE")
+        _check_output(arguments)
         if arguments.at_us is not None and not arguments.history:
             raise InspectError("--at-time chooses a version of the history: say --history, too")
         paths = find_files(arguments.paths, "CommitLog-*.log")
         keys = keys_in(arguments.keystore, os.environ) if arguments.keystore else None
         schema = _schema_of_history(arguments, paths, keys, problems) if arguments.history else _schema(arguments)
         tables = choose_tables(schema, arguments.tables)
-        with _target(arguments.output) as file, _progress(paths, arguments.output is None) as progress:
+        sizes = {path: path.stat().st_size for path in paths}
+        with _target(arguments.output) as file, _progress(sizes, arguments.output is None) as progress:
             output = _output(arguments, file, tables, problems)
             inspection = Inspection(tables, output, problems, arguments.ignore_idx, keys, progress)
             inspection.read(paths, arguments.start)
             output.close()
             if arguments.format == "summary":
                 file.write(summary_text(inspection.summary, tables.by_id).encode())
+    return problems.code
+
+
+def _inspect_sstable(arguments: argparse.Namespace, _console: Console) -> ExitCode:
+    problems = Problems()
+    with _reporting(problems):
+        _check_output(arguments)
+        schema = _schema_of_file(arguments.schema) if arguments.schema else None
+        found = find_table(arguments.paths, arguments.table, schema, problems)
+        table = found.table
+        wanted = Wanted.of_key(arguments.key, table) if arguments.key is not None else Wanted(arguments.token_range)
+        tables = Tables({table.table_id: table}, frozenset([table.table_id]), {})
+        is_typed = arguments.merge and arguments.format in ("parquet", "arrow")
+        with _target(arguments.output) as file, _progress(found.sizes, arguments.output is None) as progress:
+            output = _output(arguments, file, tables, problems, shown_schema(table) if is_typed else CHANGE_ROWS)
+            inspection = SSTableInspection(table, wanted, problems, progress, SSTableSummary(left_out=found.left_out))
+            if not arguments.merge:
+                batches = inspection.read(found.sources)
+            elif is_typed:
+                batches = shown_rows(inspection.merged(found.sources), table, int(time.time()))
+            else:
+                batches = (part.rows.to_arrow() for part in inspection.merged(found.sources))
+            for batch in batches:
+                output.write(batch)
+            output.close()
+            if arguments.format == "summary":
+                file.write(sstables_text(inspection.summary, tables.by_id).encode())
     return problems.code
 
 
@@ -182,14 +260,23 @@ def _reporting(problems: Problems) -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+def _check_output(arguments: argparse.Namespace) -> None:
+    if arguments.format in ("parquet", "arrow") and arguments.output is None:
+        raise InspectError(f"--format {arguments.format} makes a file: say which with --output FILE")
+
+
 def _schema(arguments: argparse.Namespace) -> Schema:
     if arguments.schema is None:
         return _schema_of_cluster(arguments.contact_point, arguments.conf)
+    return _schema_of_file(arguments.schema)
+
+
+def _schema_of_file(path: Path) -> Schema:
     try:
-        text = arguments.schema.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InspectError(f"--schema {arguments.schema}: {error}") from error
-    return parse_schema(text, arguments.schema.name)
+        raise InspectError(f"--schema {path}: {error}") from error
+    return parse_schema(text, path.name)
 
 
 def _schema_of_history(
@@ -222,14 +309,20 @@ def _schema_of_cluster(contact_point: tuple[str, int | None], conf: str | None) 
         close_all()
 
 
-def _output(arguments: argparse.Namespace, file: BinaryIO, tables: Tables, problems: Problems) -> Output:
+def _output(
+    arguments: argparse.Namespace,
+    file: BinaryIO,
+    tables: Tables,
+    problems: Problems,
+    schema: pa.Schema = CHANGE_ROWS,
+) -> Output:
     match arguments.format:
         case "jsonl":
             return JsonLines(file, tables, problems, arguments.raw)
         case "cql":
             return CqlLines(file, tables, problems, arguments.remaining_ttl)
         case "arrow" | "parquet" as kind:
-            return ArrowFile(file, tables, parquet=kind == "parquet")
+            return ArrowFile(file, tables, kind == "parquet", schema)
     return Output()
 
 
@@ -247,11 +340,13 @@ def _target(path: Path | None) -> Iterator[BinaryIO]:
 
 
 @contextmanager
-def _progress(paths: Sequence[Path], to_stdout: bool) -> Iterator[Callable[[Path, float], None]]:
-    """Show a bar on stderr, unless stderr is no terminal, or the output goes to the same terminal."""
+def _progress(sizes: Mapping[Path, int], to_stdout: bool) -> Iterator[Callable[[Path, float], None]]:
+    """Show a bar on stderr, unless stderr is no terminal, or the output goes to the same terminal.
+
+    :param sizes: bytes of each file that will be read, in this order
+    """
     console = Console(stderr=True)
     hidden = not console.is_terminal or (to_stdout and sys.stdout.isatty())
-    sizes = {path: path.stat().st_size for path in paths}
     with Progress(console=console, transient=True, disable=hidden) as bar:
         shown = bar.add_task("reading", total=sum(sizes.values()))
         before = 0

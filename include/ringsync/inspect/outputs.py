@@ -73,10 +73,13 @@ class CqlLines(Output):
 
 
 class ArrowFile(Output):
-    """Unchanged change rows in an Arrow IPC or Parquet file, with the names of tables and columns in the metadata."""
+    """Rows as they are in an Arrow IPC or Parquet file, with the names of tables and columns in the metadata.
 
-    def __init__(self, file: BinaryIO, tables: Tables, parquet: bool) -> None:
-        self._schema = CHANGE_ROWS.with_metadata({TABLES_KEY: _described(tables)})
+    :param schema: schema of the rows; by default change rows
+    """
+
+    def __init__(self, file: BinaryIO, tables: Tables, parquet: bool, schema: pa.Schema = CHANGE_ROWS) -> None:
+        self._schema = schema.with_metadata({TABLES_KEY: _described(tables)})
         self._writer = (
             pq.ParquetWriter(file, self._schema, compression="zstd") if parquet else pa.ipc.new_file(file, self._schema)
         )

@@ -1,4 +1,4 @@
-"""Summary of a log, in counts that add up."""
+"""Summaries of logs and SSTables, in counts that add up."""
 
 from __future__ import annotations
 
@@ -38,17 +38,9 @@ class TableCounts:
 
 
 @dataclass
-class Summary:
-    """Counts over all segments.
+class TableSummary:
+    """Counts of what was written to each table, by table id."""
 
-    :ivar records: number of records by outcome; they add up to all records
-    :ivar lost_bytes: number of bytes that hold no readable record
-    """
-
-    segments: list[str] = field(default_factory=list)
-    records: Counter[str] = field(default_factory=Counter)
-    damages: int = 0
-    lost_bytes: int = 0
     tables: dict[str, TableCounts] = field(default_factory=dict)
 
     def add(self, rows: pa.RecordBatch) -> None:
@@ -69,21 +61,73 @@ class Summary:
         counts.first = limits["min"] if counts.first is None else min(counts.first, limits["min"])
         counts.last = limits["max"] if counts.last is None else max(counts.last, limits["max"])
 
+    def text(self, known: Mapping[str, TableSchema]) -> list[str]:
+        """Format the counts for people.
+
+        :param known: tables by id
+        :returns: lines
+        """
+        rows: Counter[int] = Counter()
+        for counts in self.tables.values():
+            rows += counts.kinds
+        heading = ("table", *_NAMES, "cells", "bytes", "first write", "last write")
+        table_rows = sorted(_table_row(known[table_id], counts) for table_id, counts in self.tables.items())
+        aligned = _aligned([heading, *table_rows]) if table_rows else []
+        return [f"{rows.total():,} change rows of {len(self.tables)} tables", *aligned]
+
+
+@dataclass
+class Summary(TableSummary):
+    """Counts over all segments.
+
+    :ivar records: number of records by outcome; they add up to all records
+    :ivar lost_bytes: number of bytes that hold no readable record
+    """
+
+    segments: list[str] = field(default_factory=list)
+    records: Counter[str] = field(default_factory=Counter)
+    damages: int = 0
+    lost_bytes: int = 0
+
+
+@dataclass
+class SSTableSummary(TableSummary):
+    """Counts over all SSTables of a table.
+
+    :ivar files: a line for each SSTable that is read
+    :ivar left_out: number of SSTables and folders that are not read
+    :ivar unreadable: number of errors that ended the reading of an SSTable
+    :ivar losses: number of parts that cannot be read; ``lost_bytes``: their uncompressed bytes
+    """
+
+    files: list[str] = field(default_factory=list)
+    left_out: int = 0
+    unreadable: int = 0
+    losses: int = 0
+    lost_bytes: int = 0
+
 
 def summary_text(summary: Summary, tables: Mapping[str, TableSchema]) -> str:
-    """Format the summary for people."""
+    """Format the summary of segments for people."""
     lines = [f"{len(summary.segments)} segments", *(f"  {line}" for line in summary.segments)]
     lines += ["", f"{summary.records.total():,} records"]
     lines += [f"  {summary.records[outcome]:>12,} {outcome}" for outcome in OUTCOMES]
     if summary.damages:
         lines.append(f"{summary.damages:,} damaged places, {summary.lost_bytes:,} bytes")
-    rows: Counter[int] = Counter()
-    for counts in summary.tables.values():
-        rows += counts.kinds
-    lines += ["", f"{rows.total():,} change rows of {len(summary.tables)} tables"]
-    heading = ("table", *_NAMES, "cells", "bytes", "first write", "last write")
-    table_rows = [_table_row(tables[table_id], counts) for table_id, counts in summary.tables.items()]
-    return "\n".join([*lines, *_aligned([heading, *sorted(table_rows)] if table_rows else [])]) + "\n"
+    return "\n".join([*lines, "", *summary.text(tables)]) + "\n"
+
+
+def sstables_text(summary: SSTableSummary, tables: Mapping[str, TableSchema]) -> str:
+    """Format the summary of SSTables for people."""
+    lines = [f"{len(summary.files)} SSTables", *(f"  {line}" for line in summary.files)]
+    for count, text in (
+        (summary.left_out, "left out"),
+        (summary.unreadable, "not read, or not to their end"),
+        (summary.losses, f"damaged places, {summary.lost_bytes:,} uncompressed bytes"),
+    ):
+        if count:
+            lines.append(f"{count:,} {text}")
+    return "\n".join([*lines, "", *summary.text(tables)]) + "\n"
 
 
 def _table_row(table: TableSchema, counts: TableCounts) -> tuple[str, ...]:

@@ -128,6 +128,7 @@ def test_paths_need_not_be_files() -> None:
         LeftOut(
             "bucket/nb-7-big-TOC.txt",
             "Data.db, Index.db, Statistics.db is missing, though an SSTable has it: copy all files of the SSTable",
+            True,
         ),
     )
 

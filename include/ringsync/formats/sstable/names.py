@@ -71,10 +71,12 @@ class LeftOut:
 
     :ivar path: path of the folder, or of one of the files
     :ivar reason: why, and what to do if it should be read
+    :ivar is_lost: whether it may have rows that nothing else has
     """
 
     path: str
     reason: str
+    is_lost: bool
 
 
 @dataclass(frozen=True)
@@ -136,6 +138,7 @@ def find_sstables(paths: Iterable[str], read: Callable[[str], bytes]) -> FoundSS
     left_out |= dict.fromkeys(
         outer, "holds SSTables of the folder above it again: name this folder itself to read them"
     )
+    repeated = set(left_out)
     whole: dict[Descriptor, frozenset[str]] = {}
     for one in sorted((one for one in sets if one.folder not in copies), key=_order):
         log = changing.get(one.folder)
@@ -145,7 +148,7 @@ def find_sstables(paths: Iterable[str], read: Callable[[str], bytes]) -> FoundSS
             left_out[one.path(min(sets[one]))] = reason_out
         else:
             whole[one] = frozenset(sets[one])
-    return FoundSSTables(whole, tuple(LeftOut(path, reason) for path, reason in left_out.items()))
+    return FoundSSTables(whole, tuple(LeftOut(*one, one[0] not in repeated) for one in left_out.items()))
 
 
 def _unknown(path: str, problem: str) -> SSTableError:
