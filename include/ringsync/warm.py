@@ -7,7 +7,8 @@ one on the next start.
 from __future__ import annotations
 
 import struct
-from dataclasses import replace
+import zlib
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,12 @@ from ringsync.formats.commitlog.reader import read_changes
 from ringsync.formats.commitlog.records import Records, find_records
 from ringsync.formats.commitlog.segment import Section
 from ringsync.formats.result_page import page_cells
+from ringsync.formats.sstable.data import DataFile
+from ringsync.formats.sstable.names import CHECKSUMS, DATA, INDEX, PARTITIONS, ROWS, Descriptor
+from ringsync.formats.sstable.partitions import read_partitions
+from ringsync.formats.sstable.reader import layout_of, read_rows
+from ringsync.formats.sstable.statistics import Header
+from ringsync.formats.sstable.tries import read_trie
 from ringsync.images.after import rows_after
 from ringsync.images.from_pages import ResultColumn, row_images
 from ringsync.images.keys import key_digests
@@ -52,6 +59,7 @@ def warm() -> None:
     edges = np.array([-(2**63), 0, 2**63 - 1])
     partial_checksums(shown_rows([batch], table, NOW), table, edges)
     _read_record(table)
+    _read_sstable(table)
     origin: dict[str, Any] = {"hostname": "", "processed_at_ms": 0, "schema_version": 1}
     messages = snapshot_messages(batch, table, "warm", "exact", **origin)
     key, envelope = (make(table, "warm", "exact") for make in (key_schema, envelope_schema))
@@ -85,6 +93,39 @@ def _read_record(table: TableSchema) -> None:
     records = Records(offset, size, position, np.array([True]))
     for _ in read_changes(buffer, records, logged_tables([table]), "warm"):
         pass
+
+
+@dataclass(frozen=True)
+class _InMemory:
+    """The files of an SSTable that was never written."""
+
+    descriptor: Descriptor
+    files: dict[str, bytes]
+
+    def read(self, component: str) -> bytes | None:
+        return self.files.get(component)
+
+    def size(self, component: str) -> int | None:
+        return len(self.files[component]) if component in self.files else None
+
+    def read_range(self, component: str, start: int, length: int) -> bytes:
+        return self.files[component][start : start + length]
+
+
+def _read_sstable(table: TableSchema) -> None:
+    """Send an empty partition, and an entry of each kind of index, through the kernels of SSTables."""
+    key = b"\0\4warm"
+    files = {DATA: key + b"\x80\x01", INDEX: key + b"\0\0", ROWS: key + b"\0"}
+    files[CHECKSUMS] = struct.pack(">iI", 2**16, zlib.crc32(files[DATA]))
+    # A trie of one node, whose payload is the place 0 in Rows.db.
+    files[PARTITIONS] = b"\x01\x00" + struct.pack(">qqq", 2, 1, 0)
+    header = Header(0, 0, 0, tuple(column.type for column in table.partition_key), (), (), ())
+    source = _InMemory(Descriptor("oa", "1", "big"), files)
+    data = DataFile(source)
+    partitions = read_partitions(source, data)
+    for _ in read_rows(data, layout_of(source.descriptor, header, table), 0, data.length, partitions.behind):
+        pass
+    read_trie(source, 1)
 
 
 def sample_table() -> TableSchema:
