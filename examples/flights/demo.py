@@ -58,8 +58,8 @@ CACHE = PROJECT / ".cache"
 NEEDED_BYTES = 3 * 2**30
 NODE = NodeSettings(address="127.0.0.1", native_port=29042, storage_port=27000, jmx_port=27199, cluster_name="demo")
 AIRFLOW_PORT = 28080
-PARALLELISM = 6
-"""Number of tasks at once: the four loops of the sync, the steps of a run, and one to spare."""
+PARALLELISM = 10
+"""Number of tasks at once: six loops of the sync work all the time, and leave the others to bootstraps and merges."""
 REPLICATED = tuple(table for table in TABLES if table != "route_counts")
 """The tables to copy, in one run. Copy the counters yourself: trigger `flights.route_counts` in the UI."""
 POLL_S = 3.0
