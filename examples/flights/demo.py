@@ -361,11 +361,12 @@ def summarise(outcome: Outcome, console: Console, seconds: float) -> bool:
     """
     table = Table()
     table.add_column("table", no_wrap=True)
-    for name in ("rows", "cells", "scan rows/s", "published", "differences"):
+    for name in ("rows", "cells", "published", "differences"):
         table.add_column(name, justify="right")
     reasons = list(_errors(outcome))
     equal = not reasons
-    scans = read_report(outcome.bootstrap.store, "bootstrap_scan", outcome.bootstrap.run).get("tables", {})
+    copied = read_report(outcome.bootstrap.store, "bootstrap_scan", outcome.bootstrap.run)
+    scans = copied.get("tables", {})
     verified = read_report(outcome.verification.store, "replica_verify", outcome.verification.run)
     comparisons = verified.get("tables", {})
     for name in (f"{KEYSPACE}.{table}" for table in REPLICATED):
@@ -373,16 +374,17 @@ def summarise(outcome: Outcome, console: Console, seconds: float) -> bool:
         scan, compared = scans.get(name), comparisons.get(name)
         if scan is None or compared is None or "rows" not in scan or "replica_rows" not in compared:
             equal = False
-            table.add_row(name, "", "", "", f"{published:,}", "failed")
+            table.add_row(name, "", "", f"{published:,}", "failed")
             continue
         # Writes have ended, so rows that changed after the comparison's moment are differences, too.
         differences = compared["differences"] + compared["rows_of_differing_ranges"].get("changed_after", 0)
         equal &= differences == 0 and compared["rows"] == compared["replica_rows"]
-        numbers = (compared["rows"], compared["cells"], scan["rows_per_s"] or 0, published, differences)
+        numbers = (compared["rows"], compared["cells"], published, differences)
         table.add_row(name, *(f"{number:,}" for number in numbers))
     console.print(table)
     for reason in reasons:
         console.print(reason, soft_wrap=True)
+    console.print(f"{copied.get('rows', 0):,} rows were copied in {copied.get('seconds', 0):.0f} s.")
     console.print(
         f"{outcome.written:,} changes written; changes of one row within {WINDOW_MS // 1000} s are one message."
     )
