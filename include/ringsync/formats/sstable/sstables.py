@@ -6,7 +6,7 @@ This is what a bootstrap and ``inspect`` read: as many SSTables and replicas as 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import pyarrow as pa
@@ -14,6 +14,7 @@ import pyarrow as pa
 from ringsync.changes.reconcile.streams import MergedPart, Stream, merge_streams
 from ringsync.formats.rows.state import Capacity
 from ringsync.formats.sstable.data import DataFile, Loss
+from ringsync.formats.sstable.errors import SSTableError
 from ringsync.formats.sstable.partitions import Partitions, read_partitions
 from ringsync.formats.sstable.reader import Layout, SSTableRows, layout_of, read_rows
 from ringsync.formats.sstable.source import Source
@@ -74,9 +75,20 @@ class SSTable:
         :param capacity: capacity of a batch
         :raises SSTableError: a file is missing or damaged, so that nothing can be read
         """
-        data = DataFile(self.source)
-        # The index is read only where something is lost, or where it was needed to find the part.
-        yield from read_rows(data, self.layout, part.first, part.end, lambda at: self.partitions.behind(at), capacity)
+        index_problem = ""
+
+        def behind(position: int) -> int | None:
+            # The index is read only where something is lost, or where it was needed to find the part.
+            nonlocal index_problem
+            try:
+                return self.partitions.behind(position)
+            except SSTableError as error:
+                index_problem = f"; what follows is lost, too, since {error}"
+                return None
+
+        for batch in read_rows(DataFile(self.source), self.layout, part.first, part.end, behind, capacity):
+            losses = [replace(loss, reason=loss.reason + index_problem) for loss in batch.losses]
+            yield replace(batch, losses=tuple(losses)) if losses else batch
 
 
 def open_sstable(source: Source, table: TableSchema, shown: TableSchema | None = None) -> SSTable:
