@@ -28,8 +28,9 @@ from ringsync.changes.schema import RANGE_DELETION
 from ringsync.formats.rows.state import Capacity
 from ringsync.formats.sstable.data import DataFile, Loss
 from ringsync.formats.sstable.errors import SSTableError
+from ringsync.formats.sstable.source import Source
 from ringsync.formats.sstable.sstables import Part, SSTable, merged_rows, open_sstable
-from ringsync.ring.tokens import MIN_TOKEN, TokenRange
+from ringsync.ring.tokens import WHOLE_RING, TokenRange
 from ringsync.schema.table import TableSchema
 from tests.commitlog_model.mutation import MalformedError
 from tests.formats.commitlog import guarded
@@ -163,7 +164,12 @@ def read(sstable: SSTable, parts: Sequence[Part], capacity: Capacity) -> Found:
 
 def read_all(source: Changed, table: TableSchema, capacity: Capacity) -> Found:
     """Read all partitions, with the index only where something is lost."""
-    return read(open_sstable(source, table), [Part(0, DataFile(source).length, MIN_TOKEN)], capacity)
+    return read(open_sstable(source, table), [whole(source)], capacity)
+
+
+def whole(source: Source) -> Part:
+    """Return the part that is all of an SSTable."""
+    return Part(*WHOLE_RING.unwrap(), 0, DataFile(source).length, True)
 
 
 def sound_sstables() -> list[Sound]:
@@ -242,9 +248,14 @@ def check_content(about: Sound, random: Random) -> None:
     expected, ended_at = of_the_model(source, about)
     batches = [SimpleNamespace(rows=batch) for batch in found.batches]
     read_by_us = of_package(batches, logged_tables([about.table]))  # type: ignore[arg-type]
-    # Small batches cut range deletions.
+    # Small batches cut range deletions. A partition's deletion at this time deletes nothing, so we leave it out.
     ours, theirs = (
-        Counter(text_of(one) for one in side if capacity == CAPACITIES[0] or one["kind"] != "range_deletion")
+        Counter(
+            text_of(one)
+            for one in side
+            if (capacity == CAPACITIES[0] or one["kind"] != "range_deletion")
+            and (one["kind"] != "partition_deletion" or one["deletion"]["timestamp"] > -(2**63))
+        )
         for side in (read_by_us, expected)
     )
     if not found.losses and ended_at == len(changed):
@@ -268,7 +279,7 @@ def check_merge(about: Sound, random: Random) -> None:
     lost: list[Loss] = []
     try:
         sstables = [open_sstable(one, about.table) for one in (source, about.source)]
-        parts = [(one, Part(0, DataFile(one.source).length, MIN_TOKEN)) for one in sstables]
+        parts = [(one, whole(one.source)) for one in sstables]
         merged = [part.rows.to_arrow() for part in merged_rows(parts, about.table, lost.append)]
     except SSTableError:
         return
@@ -294,6 +305,8 @@ def of_the_model(source: Changed, about: Sound) -> tuple[list[dict[str, object]]
     position = 0
     try:
         for partition in read_sstable(source.read, table, about.version):
+            if not partition.key:
+                return changes, partition.position  # Cassandra refuses it
             changes += map(of_model_at(partition.position), partition.changes)
             position = partition.position
     except (MalformedError, LookupError, ValueError, AssertionError, struct.error, OverflowError, MemoryError):

@@ -9,10 +9,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import numpy as np
 import pyarrow as pa
 
 from ringsync.changes.reconcile.streams import MergedPart, Stream, merge_streams
+from ringsync.compiled.arrow import integers
 from ringsync.formats.rows.state import Capacity
+from ringsync.formats.sstable.cursor import DAMAGED
 from ringsync.formats.sstable.data import DataFile, Loss
 from ringsync.formats.sstable.errors import SSTableError
 from ringsync.formats.sstable.partitions import Partitions, read_partitions
@@ -36,12 +39,13 @@ class Part:
     """The partitions of an SSTable in a token range that does not wrap around.
 
     :ivar first: position of the first one in the uncompressed data; ``end``: position behind the last one
-    :ivar lowest_token: no partition of the part has a lower token
+    :ivar is_exact: whether no other partitions lie between these positions
     """
 
+    tokens: TokenRange
     first: int
     end: int
-    lowest_token: int
+    is_exact: bool
 
 
 @dataclass(frozen=True)
@@ -67,14 +71,16 @@ class SSTable:
         """Find the partitions of a token range: at most two parts."""
         for tokens in wanted.unwrap():
             for first, end in self.partitions.positions_of(tokens):
-                yield Part(first, end, tokens.start)
+                yield Part(tokens, first, end, self.partitions.step == 1)
 
     def rows(self, part: Part, capacity: Capacity | None = None) -> Iterator[SSTableRows]:
         """Read the rows of a part.
 
         :param capacity: capacity of a batch
-        :raises SSTableError: a file is missing or damaged, so that nothing can be read
+        :raises SSTableError: a file is missing or damaged, so that nothing can be read; or a row has another token than
+            the index says, which has no checksum
         """
+        data = DataFile(self.source)
         index_problem = ""
 
         def behind(position: int) -> int | None:
@@ -86,9 +92,21 @@ class SSTable:
                 index_problem = f"; what follows is lost, too, since {error}"
                 return None
 
-        for batch in read_rows(DataFile(self.source), self.layout, part.first, part.end, behind, capacity):
-            losses = [replace(loss, reason=loss.reason + index_problem) for loss in batch.losses]
-            yield replace(batch, losses=tuple(losses)) if losses else batch
+        for batch in read_rows(data, self.layout, part.first, part.end, behind, capacity):
+            losses = tuple(replace(loss, reason=loss.reason + index_problem) for loss in batch.losses)
+            rows = batch.rows
+            tokens = integers(rows["token"])
+            inside = (tokens > part.tokens.start) & (tokens <= part.tokens.end)
+            if not inside.all():
+                if part.is_exact:
+                    row = int(np.argmin(inside))
+                    position = int(integers(rows["position"])[row])
+                    problem = (
+                        f"at {position:,} is the token {tokens[row]}, but by the index the range {part.tokens} is here"
+                    )
+                    raise SSTableError(data.file, None, problem, DAMAGED)
+                rows = rows.filter(pa.array(inside))
+            yield replace(batch, rows=rows, losses=losses)
 
 
 def open_sstable(source: Source, table: TableSchema, shown: TableSchema | None = None) -> SSTable:
@@ -126,7 +144,7 @@ def merged_rows(
 
         return batches
 
-    return merge_streams([Stream(part.lowest_token, opening(sstable, part)) for sstable, part in parts], table)
+    return merge_streams([Stream(part.tokens.start, opening(sstable, part)) for sstable, part in parts], table)
 
 
 def capacity_of(size: int) -> Capacity:
