@@ -25,7 +25,7 @@ from ringsync.images.from_streams import images_of_part
 from ringsync.inspect.files import InspectError
 from ringsync.inspect.problems import Problems
 from ringsync.inspect.summary import SSTableSummary
-from ringsync.ring.tokens import WHOLE_RING, TokenRange
+from ringsync.ring.tokens import MAX_TOKEN, MIN_TOKEN, WHOLE_RING, TokenRange
 from ringsync.schema.table import Schema, TableSchema
 from ringsync.sources.sstable_files import SSTableFilesError, choose_table, files_in_folder, together
 
@@ -151,7 +151,7 @@ class SSTableInspection:
         """Find the wanted partitions; the index is not needed to read all of them."""
         try:
             if self.wanted.tokens == WHOLE_RING:
-                return [Part(*WHOLE_RING.unwrap(), 0, DataFile(sstable.source).length, True)]
+                return [Part(TokenRange(MIN_TOKEN, MAX_TOKEN), 0, DataFile(sstable.source).length, is_exact=True)]
             return list(sstable.parts(self.wanted.tokens))
         except (SSTableError, OSError) as error:
             self._unreadable(str(error))
