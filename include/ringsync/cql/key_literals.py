@@ -22,8 +22,8 @@ class PartitionKeyError(ValueError):
 def parse_partition_key(text: str, types: Sequence[CqlType]) -> bytes:
     """Read the values of a partition key.
 
-    :param text: a literal for each column, with commas between them. ``0x…`` is a blob; for a type that is not native
-        it is the value as Cassandra serialises it
+    :param text: a literal for each column, with commas between them; ``0x…`` is a value of any type, as Cassandra
+        serialises it
     :param types: types of the columns
     :returns: the key as Cassandra serialises it
     :raises PartitionKeyError: the text is no key of these types
@@ -39,10 +39,12 @@ def parse_partition_key(text: str, types: Sequence[CqlType]) -> bytes:
 
 
 def _literal(tokens: Tokens) -> Token:
-    token = tokens.next
-    if token.kind in ("string", "uuid", "blob", "number") or (
-        token.kind == "name" and token.value in ("true", "false")
-    ):
+    token, sign = tokens.next, "-" if tokens.accept("-") else ""
+    word = tokens.next
+    if word.kind == "name" and word.value in ("nan", "infinity"):
+        tokens.take()
+        return Token("number", sign + word.text, sign + word.value, token.offset)
+    if not sign and (word.kind in ("string", "uuid", "blob", "number") or word.value in ("true", "false")):
         return tokens.take()
     tokens.fail("a number, 'text', uuid, 0x… blob, true or false")
 
@@ -53,13 +55,13 @@ def _encoded(literal: Token, cql_type: CqlType) -> pa.Array:
     :raises PartitionKeyError: the literal is no value of the type
     """
     try:
-        if literal.kind == "blob" and (not isinstance(cql_type, Native) or cql_type.name == "blob"):
+        if literal.kind == "blob":
             return pa.array([bytes.fromhex(literal.value[2:])], pa.binary())
         if not isinstance(cql_type, Native):
-            raise ValueError("write the bytes as Cassandra serialises them, 0x…")
+            raise ValueError("write it as Cassandra serialises it, 0x…")
         kinds, convert = _FORMS.get(cql_type.name, (("number",), str))
         if literal.kind not in kinds:
-            raise ValueError(f"it needs {' or '.join(_CALLED[kind] for kind in kinds)}")
+            raise ValueError(f"write {' or '.join(_CALLED[kind] for kind in kinds)}")
         arrow = NATIVES[cql_type.name].arrow
         return encode(cql_type, pa.array([convert(literal.value)]).cast(arrow))
     except (ValueError, pa.ArrowException) as error:
@@ -87,7 +89,7 @@ def _time(text: str) -> int:
     return (int(hours) * 3600 + int(minutes) * 60 + int(whole)) * _NANOSECONDS + int(fraction[:9].ljust(9, "0"))
 
 
-_CALLED = {"string": "a text in single quotes", "number": "a number", "uuid": "a uuid", "name": "true or false"}
+_CALLED = {"string": "'text'", "number": "a number", "uuid": "a uuid", "name": "true or false", "blob": "0x…"}
 _FORMS: dict[str, tuple[tuple[str, ...], Callable[[str], Any]]] = {
     "ascii": (("string",), str),
     "text": (("string",), str),
@@ -98,6 +100,6 @@ _FORMS: dict[str, tuple[tuple[str, ...], Callable[[str], Any]]] = {
     "boolean": (("name",), str),
     "timestamp": (("string", "number"), _microseconds),
     "time": (("string", "number"), _time),
-    "blob": ((), str),
+    "blob": (("blob",), str),
 }
 """Kinds of tokens that a type takes, and how their text is read; other types take numbers, as text."""

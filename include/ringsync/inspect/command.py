@@ -41,7 +41,7 @@ from ringsync.wiring import cluster_settings, store_of
 FORMATS = ("jsonl", "cql", "parquet", "arrow", "summary")
 EXIT_CODES = """\
 exit codes: 0 done; 1 done, but something was damaged or could not be decoded: stderr says what; 3 unreadable: no such
-file, not a commit log, wrong schema; 4 interrupted"""
+file, no commit log or SSTable, wrong schema; 4 interrupted"""
 
 Subparsers = Any
 T = TypeVar("T")

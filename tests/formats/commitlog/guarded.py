@@ -12,6 +12,7 @@ import numpy.typing as npt
 from ringsync.compiled.memory import PADDING
 from ringsync.formats.commitlog import segment
 from ringsync.formats.rows import state
+from ringsync.formats.sstable import index, reader, tries
 
 _PAGE = mmap.PAGESIZE
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -37,8 +38,24 @@ def padded(data: bytes | memoryview) -> npt.NDArray[np.uint8]:
     return buffer
 
 
+class _Guarding:
+    """NumPy whose new arrays are guarded."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(np, name)
+
+    def zeros(self, shape: int | tuple[int, ...], kind: type[np.generic]) -> npt.NDArray[Any]:
+        return array(int(np.prod(shape)), kind).reshape(shape)
+
+    empty = zeros
+
+
 def guard_the_kernels() -> None:
-    """Make the kernels of commit logs read and write guarded memory from now on, in this process."""
+    """Make the kernels of commit logs and SSTables read and write guarded memory from now on, in this process."""
     segment.padded = padded  # type: ignore[attr-defined]
     segment._in_place = lambda view, sections: (padded(view), 0)  # a file's own memory has no guard
     state.pooled = array  # type: ignore[attr-defined]
+    for module in (reader, index, tries):
+        module.np = _Guarding()  # type: ignore[attr-defined]
+    for module in (index, tries):
+        module.padded = padded  # type: ignore[attr-defined]

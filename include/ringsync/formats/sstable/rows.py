@@ -111,7 +111,8 @@ def _decode_header(s: int, r: int, p: int, end: int) -> int:
         return MALFORMED
     length = load16(p)
     p += 2
-    if length > end - p:
+    # Cassandra refuses empty keys.
+    if length == 0 or length > end - p:
         return MALFORMED
     key = load64_native(r + KEY)
     copy_bytes(key, p, length)

@@ -81,23 +81,32 @@ class SSTable:
             the index says, which has no checksum
         """
         data = DataFile(self.source)
-        # The index is read only where something is lost, or where it was needed to find the part.
-        for batch in read_rows(
-            data, self.layout, part.first, part.end, lambda at: self.partitions.behind(at), capacity
-        ):
-            tokens = integers(batch.rows["token"])
+        index_problem = ""
+
+        def behind(position: int) -> int | None:
+            # The index is read only where something is lost, or where it was needed to find the part.
+            nonlocal index_problem
+            try:
+                return self.partitions.behind(position)
+            except SSTableError as error:
+                index_problem = f"; what follows is lost, too, since {error}"
+                return None
+
+        for batch in read_rows(data, self.layout, part.first, part.end, behind, capacity):
+            losses = tuple(replace(loss, reason=loss.reason + index_problem) for loss in batch.losses)
+            rows = batch.rows
+            tokens = integers(rows["token"])
             inside = (tokens > part.tokens.start) & (tokens <= part.tokens.end)
-            if inside.all():
-                yield batch
-                continue
-            if part.is_exact:
-                row = int(np.argmin(inside))
-                position = int(integers(batch.rows["position"])[row])
-                problem = (
-                    f"at {position:,} is the token {tokens[row]}, but by the index the range {part.tokens} is here"
-                )
-                raise SSTableError(data.file, None, problem, DAMAGED)
-            yield replace(batch, rows=batch.rows.filter(pa.array(inside)))
+            if not inside.all():
+                if part.is_exact:
+                    row = int(np.argmin(inside))
+                    position = int(integers(rows["position"])[row])
+                    problem = (
+                        f"at {position:,} is the token {tokens[row]}, but by the index the range {part.tokens} is here"
+                    )
+                    raise SSTableError(data.file, None, problem, DAMAGED)
+                rows = rows.filter(pa.array(inside))
+            yield replace(batch, rows=rows, losses=losses)
 
 
 def open_sstable(source: Source, table: TableSchema, shown: TableSchema | None = None) -> SSTable:
