@@ -56,9 +56,9 @@ $(ENVIRONMENT): requirements.lock pyproject.toml
 	@command -v $(PYTHON) >/dev/null || { echo "ringsync: error: $(PYTHON) is not on PATH; install Python 3.11 or say make PYTHON=/path/to/python3.11" >&2; exit 3; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] < (3, 11))' || { echo "ringsync: error: $(PYTHON) is older than Python 3.11" >&2; exit 3; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	@echo "Installing the locked Python packages into .venv (about 1.5 GB, once)"
+	@echo "Installing the locked Python packages into .venv (about 1.5 GB, once): a minute or two on a fast network"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV) \
-	  && $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --no-deps --requirement requirements.lock \
+	  && $(BIN)/uv pip install --compile-bytecode --python $(BIN)/python --no-deps --requirement requirements.lock \
 	  && $(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --editable . \
 	  || { echo "ringsync: error: the Python packages could not be installed: see above; is the package registry reachable and is there 3 GB of free disk space?" >&2; exit 3; }
 	@touch $@

@@ -62,6 +62,20 @@ def test_wrong_arguments_are_explained_with_exit_code_3(
     assert "ringsync: error: " in error
 
 
+def test_a_file_of_tables_is_explained(configuration: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    listed = tmp_path / "tables"
+    for text, message in (
+        (None, "tables: cannot read the names of tables"),
+        ("# none\n\n", "names no table: write one name or pattern a line"),
+        ("shop.*  # all\nshop orders\n", "tables:2: 'shop' is not a table name"),
+        ("shop.*\ncrm.c?\n", "Airflow is not reachable"),
+    ):
+        if text is not None:
+            listed.write_text(text)
+        assert main(["verify", "--tables-from", str(listed), "--conf", str(configuration)]) == 3
+        assert message in capsys.readouterr().err
+
+
 def test_help_tells_the_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         main(["bootstrap", "--help"])
@@ -132,6 +146,26 @@ def test_differences_are_exit_code_1(run: Run) -> None:
     code, shown = ended(run, "failed", {"prepare": "success", "scan": "success", "verify": "failed"})
     assert code == 1
     assert "verify: failed: 10 rows, 2 differences, 1.0 s, 10 rows/s" in shown
+
+
+def test_of_several_tables_the_sums_are_shown_and_who_has_failed(run: Run) -> None:
+    both = {"tables_done": 2, "tables_failed": 1, "failed": {"shop.c": {"error": "no rights", "exit_code": 3}}}
+    forecast = {"rows": 5, "rows_low": 4, "rows_high": 7, "bytes": 1_000_000, "at_least": False, "exact": False}
+    table = {"forecast": {**forecast, "seconds_at_the_limits": 30}, "splits": 2, "continues": "x"}
+    dry = {**both, "dry_run": True, "tables": {"shop.a": table, "shop.b": table}}
+    put_report(run.store, "bootstrap_prepare", dry)
+    put_report(run.store, "bootstrap_scan", {**both, "rows": 20, "seconds": 2.0})
+    error = "1 of 3 tables failed, the other 2 are done:\nshop.c: no rights"
+    put_report(run.store, "replica_verify", {**both, "exit_code": 1, "error": error})
+    code, shown = ended(run, "failed", {"prepare": "success", "scan": "success", "verify": "failed"})
+    assert code == 1
+    assert shown[:-1] == [
+        "prepare: 2 tables (1 failed), about 10 rows (8 to 14), 2.0 MB, 4 splits, 0:01:00 at the configured limits, "
+        "would continue 2 bootstraps",
+        "scan: 2 tables (1 failed), 20 rows, 2.0 s, 10 rows/s",
+        "verify: failed: 1 of 3 tables failed, the other 2 are done:",
+        "shop.c: no rights",
+    ]
 
 
 def test_a_failure_shows_its_error_and_where_to_look(run: Run) -> None:

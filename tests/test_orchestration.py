@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from ringsync.cql.identifiers import parse_table_name
-from ringsync.orchestration import TABLE_PATTERN, explain_failure, given, safe_run_id
+from ringsync.cql.identifiers import parse_table_name, parse_table_patterns
+from ringsync.orchestration import TABLE_PATTERN, TABLES_PATTERN, explain_failure, given, safe_run_id
 
 OUTPUT = """Cannot execute: spark-submit --master local[2] app.py --table shop.x. Error code is: {code}.
 Last spark-submit output:
@@ -40,6 +40,22 @@ def test_the_form_refuses_what_the_parser_refuses(table: str) -> None:
     assert not re.search(TABLE_PATTERN, table)
     with pytest.raises(ValueError, match="is not a table name"):
         parse_table_name(table)
+
+
+TABLES = ["shop.orders", "shop.*", "shop.*, crm.c?", 'shop.orders\n"My ks"."a, b" ,x.y', '"a""b".c*']
+
+
+@pytest.mark.parametrize("tables", TABLES)
+def test_the_form_takes_several_tables_as_the_parser_does(tables: str) -> None:
+    assert re.search(TABLES_PATTERN, tables)
+    parse_table_patterns(tables)
+
+
+@pytest.mark.parametrize("tables", ["", "*", "shop", "shop.orders, x", "shop.orders --repair", "a.b; c.d", 'a."b'])
+def test_the_form_refuses_several_tables_as_the_parser_does(tables: str) -> None:
+    assert not re.search(TABLES_PATTERN, tables)
+    with pytest.raises(ValueError, match="is not a table name"):
+        parse_table_patterns(tables)
 
 
 def test_arguments_that_were_not_given_are_left_out() -> None:

@@ -14,11 +14,11 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 from rich.console import Console
@@ -32,7 +32,7 @@ from ringsync.airflow_client import AirflowClient, AirflowError
 from ringsync.cli import Run, patient, read_report, start
 from ringsync.config import Config, ConfigError, load_config
 from ringsync.ledger.passes import get_pass, pass_numbers
-from ringsync.progress import Progress, follow, read_progress
+from ringsync.progress import follow, read_progress
 from ringsync.service.health import expected_loops
 from ringsync.service.published import wait_until_published
 from ringsync.status import read_statuses
@@ -49,6 +49,8 @@ from servers.java import find_java_home
 from servers.ports import require_free
 from servers.spark import lean_java_options
 
+Result = TypeVar("Result")
+
 PROJECT = Path(__file__).parents[2]
 FOLDER = PROJECT / ".demo"
 CACHE = PROJECT / ".cache"
@@ -56,10 +58,12 @@ NEEDED_BYTES = 3 * 2**30
 NODE = NodeSettings(address="127.0.0.1", native_port=29042, storage_port=27000, jmx_port=27199, cluster_name="demo")
 AIRFLOW_PORT = 28080
 PARALLELISM = 6
-"""Number of Spark JVMs at once: the three loops of the sync, and two other applications."""
+"""Number of tasks at once: the four loops of the sync, the steps of a run, and one to spare."""
 REPLICATED = tuple(table for table in TABLES if table != "route_counts")
-"""The tables to copy, the largest first. Copy the counters yourself: trigger `flights.route_counts` in the UI."""
+"""The tables to copy, in one run. Copy the counters yourself: trigger `flights.route_counts` in the UI."""
 POLL_S = 3.0
+LINE_S = 15.0
+"""Seconds between two lines about work that takes long, where there is no terminal."""
 WINDOW_MS = 10_000
 """Length of a window: five of them must pass before everything is published, so a minute would be too long here."""
 CHANGES_PER_S = 20
@@ -94,11 +98,10 @@ def main() -> int:
 
 def _demo(console: Console, servers: contextlib.ExitStack) -> int:
     check_machine()
-    console.print("Fetching the server jars, compiling the kernels, archiving Spark's classes (once)")
-    delta = sorted(fetch("delta", CACHE).glob("*.jar"))
-    fetch("cassandra-5.0", CACHE)
-    warm()
-    java_options = lean_java_options(CACHE, delta)
+    delta = sorted(told(console, "Fetching the jars of Delta (60 MB, once)", fetch, "delta", CACHE).glob("*.jar"))
+    told(console, "Fetching the jars of Cassandra 5.0 (60 MB, once)", fetch, "cassandra-5.0", CACHE)
+    told(console, "Compiling the kernels (some 20 s of a core, once)", warm)
+    java_options = told(console, "Archiving Spark's classes (half a minute, once)", lean_java_options, CACHE, delta)
     began = time.monotonic()
     airflow = Airflow(
         home=FOLDER / "airflow",
@@ -115,12 +118,11 @@ def _demo(console: Console, servers: contextlib.ExitStack) -> int:
     )
     write_configuration(airflow)
     node = CassandraNode(FOLDER / "cassandra", NODE, CACHE)
-    console.print("Starting Cassandra 5.0 and Airflow 3.3")
     with ThreadPoolExecutor(1) as pool:
         starting = pool.submit(servers.enter_context, airflow)
-        servers.enter_context(node)
+        told(console, "Starting Cassandra 5.0, and Airflow 3.3 beside it", servers.enter_context, node)
         load_flights(node, console)
-        starting.result()
+        told(console, "Waiting until Airflow has started: its database, scheduler and UI", starting.result)
     os.environ["RINGSYNC_AIRFLOW_PASSWORD"] = airflow.password
     config = load_config(FOLDER / "ringsync.yaml")
     forget_interrupted(airflow)
@@ -137,6 +139,23 @@ def _demo(console: Console, servers: contextlib.ExitStack) -> int:
                 time.sleep(1)
     cdcservice("stop")
     return 0 if good else 1
+
+
+def told(console: Console, what: str, work: Callable[..., Result], *arguments: Any) -> Result:
+    """Do some work, and say what it is and how long it takes: nobody waits without knowing why."""
+    began = said = time.monotonic()
+    with ThreadPoolExecutor(1) as pool, console.status(what) as status:
+        done = pool.submit(work, *arguments)
+        while not wait([done], POLL_S).done:
+            now = time.monotonic()
+            status.update(f"{what}: {now - began:.0f} s")
+            if not console.is_terminal and now - said >= LINE_S:
+                said = now
+                console.print(f"{what}: {now - began:.0f} s")
+        result = done.result()
+    if time.monotonic() - began >= POLL_S:
+        console.print(f"{what}: done in {time.monotonic() - began:.0f} s")
+    return result
 
 
 def cdcservice(command: str) -> None:
@@ -237,15 +256,15 @@ def load_flights(node: CassandraNode, console: Console) -> None:
 class Outcome:
     """The results of the demo.
 
-    :ivar bootstraps: bootstrap runs of all tables
-    :ivar verifications: verification runs of all tables, after the last change
+    :ivar bootstrap: bootstrap run of all tables
+    :ivar verification: verification run of all tables, after the last change
     :ivar written: number of changes that were written
     :ivar published: number of their messages, by ``keyspace.table``
     :ivar left: sentence on what was not published in time; empty: all was
     """
 
-    bootstraps: Sequence[Run]
-    verifications: Sequence[Run]
+    bootstrap: Run
+    verification: Run
     written: int
     published: Mapping[str, int]
     left: str
@@ -259,8 +278,8 @@ def copy_while_writing(config: Config, session: Any, console: Console) -> Outcom
     began_ms = int(time.time() * 1000)
     with Writer(session, changes(SEED, read_keys(session)), CHANGES_PER_S) as writer:
         options = {"enable_cdc": True, "verify": False}
-        bootstraps = run_all(config, "bootstrap_table", options, console, "Bootstrap", writer)
-        time.sleep(WRITE_ON_S)
+        bootstrap = run_all(config, "bootstrap_table", options, console, "Bootstrap", writer)
+        told(console, f"Changes are written for {WRITE_ON_S} s more", time.sleep, WRITE_ON_S)
     if writer.error is not None:
         raise ServerError(f"changes could not be written: {type(writer.error).__name__}: {writer.error}")
     written, written_until_ms = sum(writer.written.values()), int(time.time() * 1000) + LOG_SYNC_MS
@@ -270,29 +289,27 @@ def copy_while_writing(config: Config, session: Any, console: Console) -> Outcom
         waited = wait_until_published(
             store, config.sync, written_until_ms, PUBLISHED_WITHIN_S, kafka=config.kafka is not None, tell=status.update
         )
-    verifications = run_all(config, "replica_verify", {}, console, "Verify")
-    return Outcome(bootstraps, verifications, written, published_since(store, began_ms), waited.left)
+    verification = run_all(config, "replica_verify", {}, console, "Verify")
+    return Outcome(bootstrap, verification, written, published_since(store, began_ms), waited.left)
 
 
 def run_all(
     config: Config, dag: str, options: dict[str, Any], console: Console, title: str, writer: Writer | None = None
-) -> list[Run]:
-    """Trigger a DAG for every table through Airflow's API, and follow all runs to their ends.
+) -> Run:
+    """Trigger a DAG for all tables through Airflow's API, and follow the run to its end.
 
-    :param options: the DAG's parameters besides the table
+    :param options: the DAG's parameters besides the tables
     :param writer: the writer of changes; if it stops, following ends
     """
-    quiet = Console(quiet=True)
-    # The largest first, so that it does not begin last.
-    runs = [start(config, dag, f"{KEYSPACE}.{table}", options, quiet) for table in REPLICATED]
+    run = start(config, dag, ", ".join(f"{KEYSPACE}.{table}" for table in REPLICATED), options, Console(quiet=True))
     follow(
-        lambda: total([read_progress(run.store, run.run) for run in runs]),
-        patient(lambda: None if writer and writer.error else stage(runs)),
+        lambda: read_progress(run.store, run.run),
+        patient(lambda: None if writer and writer.error else stage(run)),
         console,
         title,
         POLL_S,
     )
-    return runs
+    return run
 
 
 def published_since(store: ObjectStore, began_ms: int) -> dict[str, int]:
@@ -309,23 +326,12 @@ def published_since(store: ObjectStore, began_ms: int) -> dict[str, int]:
     return messages
 
 
-def total(parts: Sequence[Progress]) -> Progress:
-    """Combine the progress of several runs, weighted by their rows if these are known."""
-    weights = [part.estimated_rows or 1 for part in parts]
-    return Progress(
-        attempt=max(part.attempt for part in parts),
-        ranges_done=sum(part.ranges_done for part in parts),
-        ranges_failed=sum(part.ranges_failed for part in parts),
-        fraction=sum(part.fraction * weight for part, weight in zip(parts, weights, strict=True)) / sum(weights),
-        rows=sum(part.rows for part in parts),
-        rows_per_s=sum(part.rows_per_s or 0 for part in parts) or None,
-    )
-
-
-def stage(runs: Sequence[Run]) -> str | None:
-    """Format the number of finished runs, e.g. ``2/5 tables``; None: all are finished."""
-    finished = sum(run.client.state(run.dag, run.run).finished for run in runs)
-    return None if finished == len(runs) else f"{finished}/{len(runs)} tables"
+def stage(run: Run) -> str | None:
+    """Say what a run is doing, e.g. ``scan (running)``; None: it is finished."""
+    state = run.client.state(run.dag, run.run)
+    if state.finished:
+        return None
+    return f"{state.current.task} ({state.current.state})" if state.current else state.state
 
 
 def summarise(outcome: Outcome, console: Console, seconds: float) -> bool:
@@ -337,22 +343,23 @@ def summarise(outcome: Outcome, console: Console, seconds: float) -> bool:
     table.add_column("table", no_wrap=True)
     for name in ("rows", "cells", "scan rows/s", "published", "differences"):
         table.add_column(name, justify="right")
-    equal, reasons = True, []
-    for bootstrap, verification in zip(outcome.bootstraps, outcome.verifications, strict=True):
-        published = outcome.published.get(bootstrap.table, 0)
-        failed = next(_errors(bootstrap, verification), None)
-        if failed:
+    reasons = list(_errors(outcome))
+    equal = not reasons
+    scans = read_report(outcome.bootstrap.store, "bootstrap_scan", outcome.bootstrap.run).get("tables", {})
+    verified = read_report(outcome.verification.store, "replica_verify", outcome.verification.run)
+    comparisons = verified.get("tables", {})
+    for name in (f"{KEYSPACE}.{table}" for table in REPLICATED):
+        published = outcome.published.get(name, 0)
+        scan, compared = scans.get(name), comparisons.get(name)
+        if scan is None or compared is None or "rows" not in scan or "replica_rows" not in compared:
             equal = False
-            reasons.append(f"{bootstrap.table}: {failed}")
-            table.add_row(bootstrap.table, "", "", "", f"{published:,}", "failed")
+            table.add_row(name, "", "", "", f"{published:,}", "failed")
             continue
-        scan = read_report(bootstrap.store, "bootstrap_scan", bootstrap.run)
-        compared = read_report(verification.store, "replica_verify", verification.run)
         # Writes have ended, so rows that changed after the comparison's moment are differences, too.
         differences = compared["differences"] + compared["rows_of_differing_ranges"].get("changed_after", 0)
         equal &= differences == 0 and compared["rows"] == compared["replica_rows"]
-        numbers = (compared["rows"], compared["cells"], round(scan["rows"] / scan["seconds"]), published, differences)
-        table.add_row(bootstrap.table, *(f"{number:,}" for number in numbers))
+        numbers = (compared["rows"], compared["cells"], scan["rows_per_s"] or 0, published, differences)
+        table.add_row(name, *(f"{number:,}" for number in numbers))
     console.print(table)
     for reason in reasons:
         console.print(reason, soft_wrap=True)
@@ -366,12 +373,12 @@ def summarise(outcome: Outcome, console: Console, seconds: float) -> bool:
     return equal and not outcome.left
 
 
-def _errors(bootstrap: Run, verification: Run) -> Iterator[str]:
-    applications = [(bootstrap, name) for name in ("bootstrap_prepare", "bootstrap_scan", "bootstrap_drain")]
-    for run, application in (*applications, (verification, "replica_verify")):
-        report = read_report(run.store, application, run.run)
+def _errors(outcome: Outcome) -> Iterator[str]:
+    steps = ("bootstrap_prepare", "bootstrap_scan", "bootstrap_drain")
+    for run, step in (*((outcome.bootstrap, step) for step in steps), (outcome.verification, "replica_verify")):
+        report = read_report(run.store, step, run.run)
         if not report or report.get("error"):
-            yield str(report.get("error") or f"{application} left no report; its log is in the Airflow UI")
+            yield str(report.get("error") or f"{step} left no report; its log is in the Airflow UI")
 
 
 def show_places(airflow: Airflow, console: Console) -> None:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, NoReturn
 
 from rich.console import Console
@@ -19,7 +20,7 @@ from ringsync.cluster.control import get_limits, put_limits
 from ringsync.cluster.limits import LimitsError
 from ringsync.cluster.session import ClusterError, connect
 from ringsync.config import Config, ConfigError, load_config
-from ringsync.cql.identifiers import parse_column_names, parse_table_name, printable
+from ringsync.cql.identifiers import TablePattern, parse_column_names, parse_table_name, parse_table_patterns, printable
 from ringsync.inspect.command import add_inspect, parsed
 from ringsync.orchestration import config_path, safe_run_id
 from ringsync.progress import duration, follow, read_progress
@@ -56,7 +57,10 @@ configuration, connection or rights; 4 interrupted (the run goes on in Airflow);
 
 @dataclass(frozen=True)
 class Run:
-    """A DAG run that was started from here."""
+    """A DAG run that was started from here.
+
+    :ivar table: name of its table, or a title for several
+    """
 
     client: AirflowClient
     store: ObjectStore
@@ -85,7 +89,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     :param argv: arguments; None: those of the process
     """
-    arguments = _parser().parse_args(argv)
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    if hasattr(arguments, "tables_from") and not (arguments.table or arguments.tables_from):
+        parser.error("the following arguments are required: --table")
     console = Console(soft_wrap=True)
     try:
         code: ExitCode = arguments.command(arguments, console)
@@ -108,15 +115,64 @@ def _cancel(arguments: argparse.Namespace, console: Console) -> ExitCode:
     from ringsync.steps.bootstrap.cancel import cancel
 
     config = load_config(arguments.conf)
-    state = BootstrapState(connect(cluster_settings(config)), config.state.keyspace)
-    cancelled = cancel(config, store_of(config), state, *parse_table_name(arguments.table))
-    say(console, f"bootstrap {cancelled.id} of {arguments.table} is cancelled; the replica is what it was before")
-    return ExitCode.OK
+    store, state = store_of(config), BootstrapState(connect(cluster_settings(config)), config.state.keyspace)
+    patterns, code = _patterns(arguments), ExitCode.OK
+    for keyspace, name in _to_cancel(state, patterns):
+        try:
+            cancelled = cancel(config, store, state, keyspace, name)
+        except (StateError, StepError, SchemaError, StorageError, StreamError) as error:
+            if len(patterns) == 1 and patterns[0].is_name:
+                raise
+            say_error(error)
+            code = ExitCode.COMPLETED_WITH_ERRORS
+            continue
+        table = f"{printable(keyspace)}.{printable(name)}"
+        say(console, f"bootstrap {cancelled.id} of {table} is cancelled; the replica is what it was before")
+    return code
+
+
+def _to_cancel(state: BootstrapState, patterns: Sequence[TablePattern]) -> list[tuple[str, str]]:
+    """Return the tables that are named, and those with an unfinished bootstrap that a pattern matches.
+
+    :raises StepError: a pattern matches none
+    """
+    unfinished = state.unfinished() if any(not pattern.is_name for pattern in patterns) else []
+    tables: dict[tuple[str, str], None] = {}
+    for pattern in patterns:
+        found = [pattern.name] if pattern.is_name else [name for name in unfinished if pattern.matches(*name)]
+        if not found:
+            raise StepError(f"no table that {pattern} matches has an unfinished bootstrap")
+        tables |= dict.fromkeys(found)
+    return list(tables)
+
+
+def _patterns(arguments: argparse.Namespace) -> tuple[TablePattern, ...]:
+    """Return the names and patterns of ``--table`` and ``--tables-from``, each once.
+
+    :raises ConfigError: the file cannot be read, or a line of it is neither name nor pattern
+    """
+    texts = [(text, "") for text in arguments.table or ()]
+    if path := arguments.tables_from:
+        try:
+            lines = Path(path).read_text().splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path}: cannot read the names of tables: {error}") from error
+        texts += [(line, f"{path}:{n}: ") for n, line in enumerate(lines, 1) if line.partition("#")[0].strip()]
+    found: dict[TablePattern, None] = {}
+    for text, place in texts:
+        try:
+            found |= dict.fromkeys(parse_table_patterns(text.partition("#")[0] if place else text))
+        except ValueError as error:
+            raise ConfigError(f"{place}{error}") from error
+    if not found:
+        raise ConfigError(f"{arguments.tables_from} names no table: write one name or pattern a line")
+    return tuple(found)
 
 
 def _run_dag(arguments: argparse.Namespace, console: Console) -> ExitCode:
     parameters = {name: getattr(arguments, name) for name in arguments.parameters}
-    run = start(load_config(arguments.conf), arguments.dag, arguments.table, parameters, console)
+    tables = ", ".join(map(str, _patterns(arguments)))
+    run = start(load_config(arguments.conf), arguments.dag, tables, parameters, console)
     page = run.client.run_page(run.dag, run.run)
     if not arguments.wait:
         say(console, f"look at it: {page}\n--wait follows it to the end")
@@ -225,7 +281,14 @@ def _parser() -> _Parser:
 
 def _common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--table", required=True, type=parsed(_table), metavar="KEYSPACE.TABLE", help="e.g. shop.orders"
+        "--table",
+        action="append",
+        type=parsed(_tables),
+        metavar="KEYSPACE.TABLE",
+        help="e.g. shop.orders, or a pattern with * and ?, e.g. 'shop.*'; several times for several",
+    )
+    parser.add_argument(
+        "--tables-from", metavar="FILE", help="file with one name or pattern a line; # begins a comment"
     )
     _conf(parser)
     parser.add_argument("--wait", action="store_true", help="follow the run to its end and show its result")
@@ -243,6 +306,10 @@ def _conf(parser: argparse.ArgumentParser) -> None:
 
 def _table(text: str) -> str:
     return ".".join(printable(name) for name in parse_table_name(text))
+
+
+def _tables(text: str) -> str:
+    return ", ".join(map(str, parse_table_patterns(text)))
 
 
 def _amount(text: str) -> float:
@@ -276,19 +343,22 @@ def _count(text: str) -> int:
 
 
 def start(config: Config, dag: str, table: str, parameters: dict[str, Any], console: Console) -> Run:
-    """Trigger a DAG for a table.
+    """Trigger a DAG for some tables.
 
     :param dag: ``bootstrap_table`` or ``replica_verify``
+    :param table: names and patterns of tables, with commas between
     :raises AirflowError: Airflow cannot start it
     :raises ConfigError: a key of the configuration is wrong
     """
     client = client_of(config)
-    run = safe_run_id(f"{table}__{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}")
+    first, *others = map(str, parse_table_patterns(table))
+    title = f"{first} and {len(others)} more" if others else first
+    run = safe_run_id(f"{title.replace(' ', '_')}__{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}")
     store = store_of(config)
-    if client.trigger(dag, run, {"table": table, **parameters}, note=table):
+    if client.trigger(dag, run, {"table": table, **parameters}, note=title):
         say(console, f"DAG {dag} was paused in Airflow; it is unpaused now")
-    say(console, f"started {dag} for {table}, run {run}")
-    return Run(client, store, dag, run, table)
+    say(console, f"started {dag} for {title}, run {run}")
+    return Run(client, store, dag, run, title)
 
 
 def wait(run: Run, console: Console) -> RunState:
@@ -368,10 +438,14 @@ def _why(run: Run, task: TaskState, report: dict[str, Any]) -> tuple[ExitCode, s
 
 
 def _summary(report: dict[str, Any]) -> str:
+    parts = []
+    if (done := report.get("tables_done")) is not None:
+        failed = report["tables_failed"]
+        parts.append(f"{done:,} tables" + (f" ({failed:,} failed)" if failed else ""))
     if report.get("dry_run"):
-        return _forecast(report)
+        return ", ".join([*parts, *_forecast(report)])
     names = [name for name in ("ranges", "rows", "cells", "differences") if isinstance(report.get(name), int)]
-    parts = [f"{report[name]:,} {name}" for name in names]
+    parts += [f"{report[name]:,} {name}" for name in names]
     if seconds := report.get("seconds") or 0:
         parts.append(duration(seconds) if seconds >= 60 else f"{seconds:.1f} s")
     if "rows" in names and seconds:
@@ -379,19 +453,26 @@ def _summary(report: dict[str, Any]) -> str:
     return ", ".join(parts) or "done"
 
 
-def _forecast(report: dict[str, Any]) -> str:
-    forecast = report["forecast"]
-    rows = f"{forecast['rows']:,} rows"
-    if forecast["at_least"]:
+def _forecast(report: dict[str, Any]) -> list[str]:
+    """Say what a dry run expects, of all its tables together."""
+    tables = list(report["tables"].values()) if "tables" in report else [report]
+    forecasts = [table["forecast"] for table in tables]
+    total = {name: sum(forecast[name] for forecast in forecasts) for name in ("rows", "rows_low", "bytes")}
+    rows = f"{total['rows']:,} rows"
+    if any(forecast["at_least"] for forecast in forecasts):
         rows = f"at least {rows}: there are partitions too large to see their end"
-    elif not forecast["exact"]:
-        rows = f"about {rows} ({forecast['rows_low']:,} to {forecast['rows_high']:,})"
-    parts = [rows, f"{forecast['bytes'] / 1e6:,.1f} MB", f"{report['splits']:,} splits"]
-    if seconds := forecast["seconds_at_the_limits"]:
+    elif not all(forecast["exact"] for forecast in forecasts):
+        high = sum(forecast["rows_high"] for forecast in forecasts)
+        rows = f"about {rows} ({total['rows_low']:,} to {high:,})"
+    parts = [rows, f"{total['bytes'] / 1e6:,.1f} MB", f"{sum(table['splits'] for table in tables):,} splits"]
+    if seconds := sum(forecast["seconds_at_the_limits"] or 0 for forecast in forecasts):
         parts.append(f"{duration(seconds)} at the configured limits")
-    if continued := report["continues"]:
-        parts.append(f"would continue bootstrap {continued}")
-    return ", ".join(parts)
+    continued = [table["continues"] for table in tables if table["continues"]]
+    if "tables" in report and continued:
+        parts.append(f"would continue {len(continued):,} bootstraps")
+    elif continued:
+        parts.append(f"would continue bootstrap {continued[0]}")
+    return parts
 
 
 if __name__ == "__main__":

@@ -20,6 +20,10 @@ NAME_PATTERN = r'("([^"]|"")+"|[A-Za-z][A-Za-z0-9_]*)'
 TABLE_PATTERN = rf"^{NAME_PATTERN}\.{NAME_PATTERN}$"
 """``keyspace.table`` for the trigger form and API; :func:`ringsync.cql.identifiers.parse_table_name` reads the same."""
 
+_PIECE = r'("([^"]|"")+"|[A-Za-z0-9_*?])+'
+TABLES_PATTERN = rf"^\s*{_PIECE}\.{_PIECE}([\s,]+{_PIECE}\.{_PIECE})*[\s,]*$"
+"""Names and patterns of tables; :func:`ringsync.cql.identifiers.parse_table_patterns` reads these, and is stricter."""
+
 PROJECT = Path(os.environ.get("RINGSYNC_HOME") or Path(__file__).resolve().parents[2])
 """Folder with spark_apps/ and config/: this checkout unless RINGSYNC_HOME names another."""
 
@@ -82,7 +86,7 @@ class SparkApplication:
         a template that renders to nothing is left out (:func:`given`)
     :ivar driver_memory: greatest heap of the driver's JVM
     :ivar lean: whether to start fast rather than run fast
-    :ivar of_table: whether a run is for one table, the parameter ``table``
+    :ivar of_table: whether a run is for the tables of the parameter ``table``
     :ivar loop: whether it works for some minutes, and can be killed and started again at any time
     :ivar queue: name of the queue whose workers can run it; None: any
     """
@@ -113,7 +117,7 @@ class SparkApplication:
     @property
     def title(self) -> str:
         """Template of the name that Spark shows."""
-        return " ".join((self.name, *(["{{ params.table }}"] if self.of_table else []), self.run))
+        return " ".join((self.name, *(["{{ params.table | truncate(80) }}"] if self.of_table else []), self.run))
 
     def arguments(self) -> list[str]:
         """Return the application's arguments, as templates."""
@@ -153,7 +157,9 @@ BOOTSTRAP_PREPARE = SparkApplication(
     lean=True,
 )
 BOOTSTRAP_SCAN = SparkApplication("bootstrap_scan", (), driver_memory="2g")
-BOOTSTRAP_DRAIN = SparkApplication("bootstrap_drain", (), driver_memory="1g", lean=True)
+BOOTSTRAP_DRAIN = SparkApplication(
+    "bootstrap_drain", ("{{ '' if params.verify else '--last' }}",), driver_memory="1g", lean=True
+)
 REPLICA_VERIFY = SparkApplication("replica_verify", (flag("repair"),), driver_memory="2g")
 
 _UNTIL = "--until="
@@ -243,8 +249,16 @@ TABLE_PARAMETER: Parameter = {
     "description_md": "`keyspace.table`, e.g. `shop.orders`. As in CQL, double quotes keep case and special characters",
 }
 
+TABLES_PARAMETER: Parameter = {
+    "type": "string",
+    "pattern": TABLES_PATTERN,
+    "title": "Tables",
+    "description_md": "`keyspace.table`, e.g. `shop.orders`; or several of them, and patterns with `*` and `?`, e.g. "
+    "`shop.*, crm.customers`. As in CQL, double quotes keep case and special characters",
+}
+
 BOOTSTRAP_PARAMETERS: dict[str, Parameter] = {
-    "table": TABLE_PARAMETER,
+    "table": TABLES_PARAMETER,
     "dry_run": _switch("Dry run", "Check and forecast only; copy nothing"),
     "verify": _switch("Verify", "Compare source and replica cell by cell afterwards", default=True),
     "enable_cdc": _switch(
@@ -264,7 +278,7 @@ BOOTSTRAP_PARAMETERS: dict[str, Parameter] = {
 """Parameters of the DAG ``bootstrap_table``."""
 
 VERIFY_PARAMETERS: dict[str, Parameter] = {
-    "table": TABLE_PARAMETER,
+    "table": TABLES_PARAMETER,
     "repair": _switch("Repair", "Read ranges that differ again, and correct the replica"),
 }
 """Parameters of the DAG ``replica_verify``."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
@@ -29,6 +29,7 @@ class Progress:
     :ivar cells: values that are not null
     :ivar rows_per_s: speed of the last moments; None: unknown
     :ivar seconds_left: estimate from the speed of the last moments; None: unknown
+    :ivar tables: number of the run's tables; ``tables_done``: those of which all is read
     """
 
     attempt: int = 0
@@ -43,12 +44,16 @@ class Progress:
     bytes: int = 0
     rows_per_s: float | None = None
     seconds_left: float | None = None
+    tables: int = 1
+    tables_done: int = 0
 
     def __str__(self) -> str:
         """Format as ``42.1 %  12 ranges  1,200,000 rows  85,000 rows/s  0:01:10 left``; empty without attempts."""
         if not self.attempt:
             return ""
         parts = [f"{100 * self.fraction:.1f} %", f"{self.ranges_done:,} ranges", f"{self.rows:,} rows"]
+        if self.tables > 1:
+            parts.insert(1, f"{self.tables_done:,} of {self.tables:,} tables")
         if self.rows_before:
             parts[-1] += f" ({self.rows_before:,} by earlier runs)"
         if self.fraction < 1 and self.rows_per_s is not None:
@@ -58,6 +63,33 @@ class Progress:
         if self.ranges_failed:
             parts.append(f"{self.ranges_failed:,} failed")
         return "  ".join(parts)
+
+
+def combined(parts: Sequence[Progress]) -> Progress:
+    """Combine the progress of the tables of a run, weighted by their rows."""
+    if len(parts) == 1:
+        return parts[0]
+    weights = [max(1, part.estimated_rows or 1) for part in parts]
+    share = sum(part.fraction * weight for part, weight in zip(parts, weights, strict=True)) / max(1, sum(weights))
+    done = sum(part.fraction == 1 for part in parts)
+    fraction = 1.0 if done == len(parts) else min(share, 0.9999)
+    rows_per_s = sum(part.rows_per_s or 0 for part in parts) or None
+    return Progress(
+        attempt=max((part.attempt for part in parts), default=0),
+        ranges_done=sum(part.ranges_done for part in parts),
+        ranges_failed=sum(part.ranges_failed for part in parts),
+        fraction=fraction,
+        estimated_rows=sum(weights),
+        rows_before=sum(part.rows_before for part in parts),
+        rows=sum(part.rows for part in parts),
+        cells=sum(part.cells for part in parts),
+        pages=sum(part.pages for part in parts),
+        bytes=sum(part.bytes for part in parts),
+        rows_per_s=rows_per_s,
+        seconds_left=(1 - fraction) * sum(weights) / rows_per_s if rows_per_s else None,
+        tables=len(parts),
+        tables_done=done,
+    )
 
 
 def read_progress(store: ObjectStore, run: str) -> Progress:

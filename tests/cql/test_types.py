@@ -8,6 +8,7 @@ import pytest
 from ringsync.cql.identifiers import (
     parse_table_name,
     parse_table_pattern,
+    parse_table_patterns,
     portable_names,
     quote,
 )
@@ -116,6 +117,9 @@ def test_what_is_not_a_table_name(text: str) -> None:
         ('shop."*"', 'shop."*"', []),
         ('shop."Orders"', 'shop."Orders"', ["shop.Orders"]),
         ("shop.order_", "shop.order_", []),
+        ("shop.order?", "shop.order?", ["shop.orders"]),
+        ("?hop.?rder", "?hop.?rder", ["shop.order"]),
+        ('shop."order?"', 'shop."order?"', []),
     ],
 )
 def test_patterns_of_tables(pattern: str, shown: str, matched: list[str]) -> None:
@@ -126,7 +130,28 @@ def test_patterns_of_tables(pattern: str, shown: str, matched: list[str]) -> Non
     assert [".".join(name) for name in names if found.matches(*name)] == matched
 
 
-@pytest.mark.parametrize("text", ["*", "shop", "a.b.*", "a.*;", "a. ", "1a.b", 'a."*', "a.b?", "a.[bc]", ".*"])
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("shop.orders", ["shop.orders"]),
+        (" shop . orders ", ["shop.orders"]),
+        ("shop.*, crm.c?", ["shop.*", "crm.c?"]),
+        ("a.b\na.c  a.b,", ["a.b", "a.c"]),
+        ('"My ks"."a, b",x.y', ['"My ks"."a, b"', "x.y"]),
+        ('"a""b".*', ['"a""b".*']),
+    ],
+)
+def test_several_names_and_patterns(text: str, found: list[str]) -> None:
+    assert [str(pattern) for pattern in parse_table_patterns(text)] == found
+
+
+@pytest.mark.parametrize("text", ["", "orders", "a.b orders", "a.b; DROP TABLE c", 'a."b', 'a.b, "c.d', "a.b,c"])
+def test_what_is_no_list_of_tables(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a table name"):
+        parse_table_patterns(text)
+
+
+@pytest.mark.parametrize("text", ["*", "shop", "a.b.*", "a.*;", "a. ", "1a.b", 'a."*', "a.[bc]", ".*"])
 def test_what_is_no_pattern_of_tables(text: str) -> None:
     with pytest.raises(ValueError, match="is not a table name or pattern"):
         parse_table_pattern(text)

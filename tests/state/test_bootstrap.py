@@ -131,9 +131,11 @@ def test_a_lost_answer_is_no_loss(state: BootstrapState, session: Any) -> None:
 
 
 def test_heartbeat(state: BootstrapState) -> None:
-    ledger = state.take_over("heart", "driver")
-    assert state.alive("heart") is None
-    ledger.beat("run-7")
-    assert state.alive("heart") == "run-7"
-    ledger.rest()
-    assert state.alive("heart") is None
+    hearts = ["heart", "other"]
+    for heart in hearts:
+        state.take_over(heart, "driver")
+    assert [state.alive(heart) for heart in hearts] == [None, None]
+    state.beat(hearts, "run-7")
+    assert [state.alive(heart) for heart in hearts] == ["run-7", "run-7"]
+    state.rest(["heart"])
+    assert [state.alive(heart) for heart in hearts] == [None, "run-7"]

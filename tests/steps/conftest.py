@@ -31,7 +31,7 @@ STEPS = {
 
 DEFAULTS = {
     **dict.fromkeys(("splits", "columns", "token_range", "where")),
-    **dict.fromkeys(("dry_run", "restart", "repair", "enable_cdc"), False),
+    **dict.fromkeys(("dry_run", "restart", "repair", "enable_cdc", "last"), False),
 }
 
 Step = Callable[..., tuple[Report, ExitCode]]

@@ -19,7 +19,7 @@ from ringsync.ledger.passes import BootstrapReplacedError, Pass, get_pass, mark,
 from ringsync.status import STALE_AFTER_S
 from ringsync.steps.application import Application, StepError
 from ringsync.steps.bootstrap import drain as bootstrap_drain
-from ringsync.steps.bootstrap.drain import feed_kafka, is_followed
+from ringsync.steps.bootstrap.drain import KafkaFeed, is_followed
 from ringsync.steps.loop import put_status
 from ringsync.steps.passes.follow_ups import publish_passes
 from ringsync.steps.passes.sink_feed import SinkFeed
@@ -335,11 +335,11 @@ def test_the_drain_feeds_kafka_where_no_loop_does(
     plan: Any = SimpleNamespace(topic=TOPIC, scan=SimpleNamespace(table=NOTES))
     told = {"tables": {NOTES.full_name: {"table_id": TABLE_ID}}}
     put_status(table.store, "bucket_close", "close", told)
-    assert (feed_kafka(application, plan), kafka.sent) == (None, [])
+    assert (KafkaFeed(application).feed(plan), kafka.sent) == (None, [])
     assert followed_tables(table.store).keys() == {TABLE_ID}, "so that the loop does it, should it end or be killed now"
     put_status(table.store, "bucket_close", "close", {"tables": {}})
-    assert (feed_kafka(application, plan), kafka.sent) == (1, ["1"])
-    assert feed_kafka(application, plan) == 0
+    assert (KafkaFeed(application).feed(plan), kafka.sent) == (1, ["1"])
+    assert KafkaFeed(application).feed(plan) == 0
     assert is_followed(table.store, TABLE_ID, time.time() + 2 * STALE_AFTER_S) is False
 
     def refuse(kafka: Kafka, topic: str) -> int:
@@ -349,4 +349,4 @@ def test_the_drain_feeds_kafka_where_no_loop_does(
     table.publish()
     monkeypatch.setattr(Kafka, "confirm", refuse)
     with pytest.raises(StepError, match=r"x:1 is not available\. The replica and the file stream are complete"):
-        feed_kafka(application, plan)
+        KafkaFeed(application).feed(plan)

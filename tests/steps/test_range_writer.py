@@ -127,7 +127,7 @@ def test_a_committed_range_has_its_rows_and_no_others(scan: Any, stop_after: int
     for token_range, found, count in control.commits:
         assert found == [row for row in rows if row[0] in token_range]
         assert count == len(found)
-    result = writer.result()
+    result = writer
     assert result.rows_committed == sum(count for _, _, count in control.commits)
     assert result.rows_read >= result.rows_committed
     if not unread and stopped is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import ssl
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -83,6 +84,8 @@ def endpoint_of(host: Any) -> str:
 
 
 _sessions: dict[tuple[int, ClusterSettings], Session] = {}
+opening = threading.RLock()
+"""Held while a session is opened, so that several threads open one."""
 
 
 def connect(settings: ClusterSettings) -> Session:
@@ -93,9 +96,10 @@ def connect(settings: ClusterSettings) -> Session:
     """
     # The key has the process id, since a forked worker must not use its parent's sockets.
     key = (os.getpid(), settings)
-    session = _sessions.get(key)
-    if session is None or session.is_shutdown:
-        session = _sessions[key] = _open(settings)
+    with opening:
+        session = _sessions.get(key)
+        if session is None or session.is_shutdown:
+            session = _sessions[key] = _open(settings)
     return session
 
 

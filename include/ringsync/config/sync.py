@@ -115,7 +115,9 @@ class Sync(Section):
 
 def _names(pattern: str, table: str) -> bool:
     """Tell whether a pattern names a table; both as :func:`_checked_pattern` returns them."""
-    return pattern == table or ("*" in pattern and parse_table_pattern(pattern).matches(*parse_table_name(table)))
+    return pattern == table or (
+        not {"*", "?"}.isdisjoint(pattern) and parse_table_pattern(pattern).matches(*parse_table_name(table))
+    )
 
 
 _EXTENSION = matching(r"[A-Za-z]+", "letters")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from enum import Enum
 
 _PLAIN = re.compile(r"[a-z][a-z0-9_]*")
 _RESERVED_WORDS = """
@@ -18,8 +19,10 @@ _RESERVED = frozenset(_RESERVED_WORDS.split())
 _NAME = re.compile(r'\s*("(?:[^"]|"")+"|[A-Za-z]\w*)\s*')
 _TABLE_NAME = re.compile(rf"{_NAME.pattern}\.{_NAME.pattern}")
 _NAMES = re.compile(rf"{_NAME.pattern}(?:,{_NAME.pattern})*")
-_PIECE = re.compile(r'"(?:[^"]|"")+"|\w+|\*', re.ASCII)
+_PIECE = re.compile(r'"(?:[^"]|"")+"|\w+|\*|\?', re.ASCII)
 _PATTERN = re.compile(rf"\s*((?:{_PIECE.pattern})+)\s*\.\s*((?:{_PIECE.pattern})+)\s*", re.ASCII)
+_LISTED = re.compile(r'(?:"(?:[^"]|"")*"|[^\s,"]|"(?=[^"]*$))+')
+"""One of several names or patterns: what stands between commas and white space outside double quotes."""
 
 
 def quote(identifier: str) -> str:
@@ -37,21 +40,43 @@ def parse_table_name(text: str) -> tuple[str, str]:
     raise ValueError(f"{text!r} is not a table name: write keyspace.table, e.g. shop.orders")
 
 
+class Wildcard(Enum):
+    """A sign of a pattern for some characters of a name."""
+
+    ANY = "*"
+    ONE = "?"
+
+
+Pieces = tuple[str | Wildcard, ...]
+
+_REGEX = {Wildcard.ANY: ".*", Wildcard.ONE: "."}
+
+
 @dataclass(frozen=True)
 class TablePattern:
-    """A pattern for names of tables: ``*`` outside double quotes stands for any characters.
+    """A pattern for names of tables: outside double quotes ``*`` stands for any characters, ``?`` for one.
 
-    :ivar keyspace: pieces of the keyspace's name, each a text or, for ``*``, None
+    :ivar keyspace: pieces of the keyspace's name, each a text or a wildcard
     :ivar table: pieces of the table's name
     """
 
-    keyspace: tuple[str | None, ...]
-    table: tuple[str | None, ...]
+    keyspace: Pieces
+    table: Pieces
 
     @property
     def is_name(self) -> bool:
-        """Whether the pattern is one table's name: it has no ``*``."""
-        return None not in (*self.keyspace, *self.table)
+        """Whether the pattern is one table's name: it has no wildcard."""
+        return all(isinstance(piece, str) for piece in (*self.keyspace, *self.table))
+
+    @property
+    def name(self) -> tuple[str, str]:
+        """Keyspace and table of a pattern that is a name.
+
+        :raises ValueError: it has wildcards
+        """
+        if not self.is_name:
+            raise ValueError(f"{self} is a pattern, and here one table's name is needed")
+        return str(self.keyspace[0]), str(self.table[0])
 
     def matches(self, keyspace: str, table: str) -> bool:
         """Tell whether the pattern matches a table. Both names are without quotes."""
@@ -60,13 +85,16 @@ class TablePattern:
     def __str__(self) -> str:
         """Write the pattern, with quotes only where CQL needs them."""
         return ".".join(
-            "".join("*" if piece is None else _printable_piece(piece, len(part) == 1) for piece in part)
+            "".join(
+                piece.value if isinstance(piece, Wildcard) else _printable_piece(piece, len(part) == 1)
+                for piece in part
+            )
             for part in (self.keyspace, self.table)
         )
 
 
 def parse_table_pattern(text: str) -> TablePattern:
-    """Read ``keyspace.table`` or a pattern, e.g. ``shop.*`` or ``*.tmp_*``; double quotes as in CQL.
+    """Read ``keyspace.table`` or a pattern, e.g. ``shop.*`` or ``*.tmp_?``; double quotes as in CQL.
 
     :raises ValueError: the text is neither
     """
@@ -82,12 +110,26 @@ def parse_table_pattern(text: str) -> TablePattern:
     return TablePattern((keyspace,), (table,))
 
 
-def _pieces(part: str) -> tuple[str | None, ...]:
-    return tuple(None if piece == "*" else _unquote(piece) for piece in _PIECE.findall(part))
+def parse_table_patterns(text: str) -> tuple[TablePattern, ...]:
+    """Read names and patterns of tables that commas or white space separate, each once, in their order.
+
+    :raises ValueError: one of them is neither a name nor a pattern, or there is none
+    """
+    if _TABLE_NAME.fullmatch(text):
+        return (parse_table_pattern(text),)
+    listed = [found[0] for found in _LISTED.finditer(text)]
+    if len(listed) <= 1 and not any(wildcard.value in text for wildcard in Wildcard):
+        parse_table_name(text)  # raises
+    return tuple(dict.fromkeys(map(parse_table_pattern, listed)))
 
 
-def _matches(pieces: tuple[str | None, ...], name: str) -> bool:
-    regex = "".join(".*" if piece is None else re.escape(piece) for piece in pieces)
+def _pieces(part: str) -> Pieces:
+    signs = {wildcard.value: wildcard for wildcard in Wildcard}
+    return tuple(signs.get(piece) or _unquote(piece) for piece in _PIECE.findall(part))
+
+
+def _matches(pieces: Pieces, name: str) -> bool:
+    regex = "".join(_REGEX[piece] if isinstance(piece, Wildcard) else re.escape(piece) for piece in pieces)
     return re.fullmatch(regex, name, re.DOTALL) is not None
 
 

@@ -9,12 +9,11 @@ not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import SparkSession
 
 from ringsync.compiled.arrow import Integers
 from ringsync.images.digests import row_digests
@@ -23,38 +22,6 @@ from ringsync.images.schema import lake_names
 from ringsync.schema.table import TableSchema
 
 CHECKSUM_FIELDS = ("rows", "cells", "xor_low", "xor_high", "sum_low", "sum_high")
-
-PARTIAL_CHECKSUMS = ", ".join(f"`{name}` bigint" for name in ("range", *CHECKSUM_FIELDS))
-
-
-def range_checksums(
-    spark: SparkSession,
-    pieces: int,
-    read: Callable[[int], Iterable[pa.RecordBatch]],
-    table: TableSchema,
-    boundaries: Sequence[int],
-) -> pa.Table:
-    """Compute the checksum of every token range; each task reads a piece and returns only its sums.
-
-    Sending rows through the JVM would cost several times the reading.
-
-    :param pieces: number of pieces, and of tasks
-    :param read: function that reads, in a task, the rows of a piece that a SELECT shows
-        (:func:`ringsync.images.live.shown_rows`)
-    :param boundaries: tokens in rising order; range ``i`` is (boundaries[i], boundaries[i + 1]]; rows outside do
-        not count
-    :returns: one row per range: ``range`` (its index) and :data:`CHECKSUM_FIELDS`, all int64
-    :raises ValueError: the boundaries are not two or more rising tokens
-    """
-    edges = check_boundaries(boundaries)
-
-    def sum_up_pieces(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for piece in batch.column("id").to_pylist():
-                yield partial_checksums(read(piece), table, edges)
-
-    partial = spark.range(0, pieces, 1, pieces).mapInArrow(sum_up_pieces, PARTIAL_CHECKSUMS)
-    return sum_up(partial.toArrow(), edges)
 
 
 def partial_checksums(rows: Iterable[pa.RecordBatch], table: TableSchema, edges: Integers) -> pa.RecordBatch:

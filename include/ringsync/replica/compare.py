@@ -69,7 +69,7 @@ def compare_ranges(
 ) -> Comparison:
     """Compare live rows of the source with those of the replica, both as of one moment.
 
-    :param source_sums: checksums of the source (:func:`ringsync.replica.checksum.range_checksums`)
+    :param source_sums: checksums of the source (:func:`ringsync.replica.checksum.sum_up`)
     :param replica_sums: checksums of the replica
     :param read_source: function that reads the source's live rows (:func:`ringsync.replica.view.as_selected`) of the
         ranges whose checksums differ

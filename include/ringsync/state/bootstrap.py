@@ -13,7 +13,7 @@ that attempt, so that a run that was thought dead can add nothing after another 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC
 from typing import Any
@@ -36,7 +36,14 @@ HEARTBEAT_TTL_S = 20
 
 
 class LostOwnershipError(StateError):
-    """Another run has taken over this bootstrap: this run must stop and write nothing more."""
+    """Another run has taken over this bootstrap: this run must stop and write nothing more.
+
+    :ivar owner: the new owner's name; empty: there is none, or it is not known
+    """
+
+    def __init__(self, message: str, owner: str = "") -> None:
+        super().__init__(message)
+        self.owner = owner
 
 
 @dataclass(frozen=True)
@@ -86,11 +93,13 @@ class BootstrapState:
     def __init__(self, session: Session, keyspace: str, sleep: Callable[[float], None] = time.sleep) -> None:
         self._state = StateSession(session, keyspace, sleep)
         self._keyspace = self._state.keyspace
+        self._is_there = False
         self.session = session
 
     def find(self, keyspace: str, table: str) -> Bootstrap | None:
         """Read the table's latest bootstrap; None: it has none."""
-        if not self._state.has(("bootstrap",)):
+        self._is_there = self._is_there or self._state.has(("bootstrap",))
+        if not self._is_there:
             return None
         row = self._state.execute(
             f"SELECT id, state, specification, run, as_of FROM {self._keyspace}.bootstrap "
@@ -101,6 +110,14 @@ class BootstrapState:
             return None
         as_of = int(row.as_of.replace(tzinfo=UTC).timestamp())
         return Bootstrap(keyspace, table, row.id, row.state, row.specification, row.run, as_of)
+
+    def unfinished(self) -> list[tuple[str, str]]:
+        """List the tables, as keyspace and name, whose latest bootstrap is unfinished."""
+        if not self._state.has(("bootstrap",)):
+            return []
+        cql = f"SELECT keyspace_name, table_name, state FROM {self._keyspace}.bootstrap"
+        (rows,) = self._state.read_all([self._state.bind(cql, ())])
+        return sorted((row.keyspace_name, row.table_name) for row in rows if row.state in UNFINISHED)
 
     def begin(self, bootstrap: Bootstrap, instead_of: str | None) -> bool:
         """Make this the table's bootstrap, if the present one is still ``instead_of``.
@@ -164,6 +181,18 @@ class BootstrapState:
         """Return the run that worked on this bootstrap in the last :data:`HEARTBEAT_TTL_S` seconds; None: no run."""
         row = _static(self._state, "alive", bootstrap_id)
         return row.alive if row else None
+
+    def beat(self, bootstrap_ids: Iterable[str], run: str) -> None:
+        """Record that this run works on these bootstraps, for :data:`HEARTBEAT_TTL_S` seconds."""
+        cql = (
+            f"UPDATE {self._keyspace}.bootstrap_range USING TTL {HEARTBEAT_TTL_S} SET alive = ? WHERE bootstrap_id = ?"
+        )
+        self._state.write_all(self._state.bind(cql, (run, bootstrap_id)) for bootstrap_id in bootstrap_ids)
+
+    def rest(self, bootstrap_ids: Iterable[str]) -> None:
+        """Record that this run no longer works on these bootstraps."""
+        cql = f"DELETE alive FROM {self._keyspace}.bootstrap_range WHERE bootstrap_id = ?"
+        self._state.write_all(self._state.bind(cql, (bootstrap_id,)) for bootstrap_id in bootstrap_ids)
 
     def take_over(self, bootstrap_id: str, owner: str) -> RangeLedger:
         """Become the owner that commits ranges; the former owner no longer can.
@@ -241,15 +270,7 @@ class RangeLedger:
         row = _static(self._state, "owner, attempt", self.bootstrap_id)
         if row is None or (row.owner, row.attempt) != (self.owner, self.attempt):
             lost = f"was taken over by attempt {row.attempt} ({row.owner})" if row else "has no owner any more"
-            raise LostOwnershipError(f"bootstrap {self.bootstrap_id} {lost}: this run, attempt {self.attempt}, stops")
-
-    def beat(self, run: str) -> None:
-        """Record that this run is alive, for :data:`HEARTBEAT_TTL_S` seconds."""
-        self._state.execute(
-            f"UPDATE {self._table} USING TTL {HEARTBEAT_TTL_S} SET alive = %s WHERE bootstrap_id = %s",
-            (run, self.bootstrap_id),
-        )
-
-    def rest(self) -> None:
-        """Record that this run no longer works on the bootstrap."""
-        self._state.execute(f"DELETE alive FROM {self._table} WHERE bootstrap_id = %s", (self.bootstrap_id,))
+            raise LostOwnershipError(
+                f"bootstrap {self.bootstrap_id} {lost}: this run, attempt {self.attempt}, stops",
+                (row.owner or "") if row else "",
+            )

@@ -10,12 +10,12 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any
 
 from ringsync.config import Config, ConfigError, load_config
-from ringsync.cql.identifiers import parse_table_name
+from ringsync.cql.identifiers import TablePattern, parse_table_patterns
 from ringsync.storage.port import ChecksumError, NotFoundError, ObjectStore, StorageError
 from ringsync.wiring import store_of
 
@@ -42,14 +42,26 @@ class StepError(Exception):
     code = ExitCode.FATAL
 
 
+class TaskFailedError(StepError):
+    """A task could not go on with its table, and trying again does not help.
+
+    :param reason, exit_code: as :func:`task_failure` gives them
+    """
+
+    def __init__(self, reason: str, exit_code: int) -> None:
+        super().__init__(reason)
+        self.code = ExitCode(exit_code)
+
+
 @dataclass(frozen=True)
 class Application:
     """One run of one application.
 
     :ivar name: e.g. ``bootstrap_scan``; its reports are under ``reports/<name>/``
-    :ivar table: keyspace and table; None: the application works on all tables with cdc
+    :ivar table: keyspace and table; None: the application works on several tables, or on all with cdc
     :ivar run: id of the run, the same for all steps of one DAG run
     :ivar options: further arguments by name
+    :ivar patterns: names and patterns of the tables of a run for several; empty: it is for one, or for all with cdc
     """
 
     name: str
@@ -59,6 +71,11 @@ class Application:
     table: tuple[str, str] | None
     run: str
     options: argparse.Namespace
+    patterns: tuple[TablePattern, ...] = ()
+
+    def of(self, table: tuple[str, str]) -> Application:
+        """Return this application as if it were for this table only."""
+        return replace(self, table=table, patterns=())
 
     @property
     def one_table(self) -> tuple[str, str]:
@@ -84,33 +101,29 @@ def run_application(
 
     :param step: gets the run, returns its report and exit code
     :param options: adds the step's own arguments
-    :param of_table: whether the step works on one table, which ``--table`` names
+    :param of_table: whether the step works on the tables that ``--table`` names
     """
     parser = argparse.ArgumentParser(prog=name, description=description)
     parser.add_argument("--conf", required=True, metavar="PATH", help="ringsync.yaml")
     if of_table:
-        parser.add_argument("--table", required=True, metavar="KEYSPACE.TABLE")
+        described = "name of a table; or several names and patterns, between commas or spaces"
+        parser.add_argument("--table", required=True, metavar="KEYSPACE.TABLE,…", help=described)
     parser.add_argument("--run", required=True, type=_run_id, metavar="ID", help="id of the run")
     options(parser)
     arguments = parser.parse_args(argv)
     try:
         config = load_config(arguments.conf)
-        table = parse_table_name(arguments.table) if of_table else None
-        application = Application(name, arguments.conf, config, store_of(config), table, arguments.run, arguments)
-        return _run(application, step)
+        patterns = parse_table_patterns(arguments.table) if of_table else ()
+        common = (name, arguments.conf, config, store_of(config))
+        application = Application(*common, None, arguments.run, arguments, patterns)
+        is_one = len(patterns) == 1 and patterns[0].is_name
+        return _run(application.of(patterns[0].name) if is_one else application, step)
     except (ConfigError, ValueError, StorageError) as error:
         return _fail(str(error), ExitCode.FATAL)
 
 
 def _run(application: Application, step: Callable[[Application], tuple[Report, ExitCode]]) -> ExitCode:
-    from ringsync.cluster.session import ClusterError
-    from ringsync.ledger.passes import BootstrapReplacedError, TableReplacedError
-    from ringsync.replica.base import ReplicaMismatchError
-    from ringsync.replica.delta_log import DeltaLogError
-    from ringsync.ring.ring import RingError
-    from ringsync.schema.table import SchemaError
     from ringsync.state.bootstrap import LostOwnershipError
-    from ringsync.state.session import StateError
 
     started = time.time()
     try:
@@ -120,20 +133,11 @@ def _run(application: Application, step: Callable[[Application], tuple[Report, E
     except LostOwnershipError as error:
         # No report: the run that has taken over may have the same id, and writes its own.
         return _fail(str(error), ExitCode.FATAL)
-    except StepError as error:
-        outcome, code = {"error": str(error)}, _fail(str(error), error.code)
-    except (
-        *(ConfigError, StorageError, ClusterError, SchemaError, StateError, RingError),
-        *(ReplicaMismatchError, DeltaLogError, BootstrapReplacedError, TableReplacedError),
-    ) as error:
-        outcome, code = {"error": str(error)}, _fail(str(error), ExitCode.FATAL)
     except KeyboardInterrupt:
         outcome, code = {"error": "interrupted"}, _fail("interrupted", ExitCode.INTERRUPTED)
     except Exception as error:
-        traceback.print_exc()
-        known = remedy_inside(error)
-        outcome = {"error": known or f"{type(error).__name__}: {error}"}
-        code = _fail(known, ExitCode.FATAL) if known else _fail(outcome["error"], ExitCode.CRASHED)
+        message, code = explain(error)
+        outcome, code = {"error": message}, _fail(message, code)
     report = {
         "application": application.name,
         "run": application.run,
@@ -145,7 +149,9 @@ def _run(application: Application, step: Callable[[Application], tuple[Report, E
     }
     try:
         _put_report(application, json.dumps(report, indent=2, default=str).encode())
-        print("ringsync: report:", json.dumps(report, default=str), flush=True)
+        # Several tables have long reports: who wants them reads the object.
+        shown = {name: value for name, value in report.items() if name != "tables"} if application.patterns else report
+        print("ringsync: report:", json.dumps(shown, default=str), flush=True)
     except StorageError as error:
         # The first error decides whether the application is tried again.
         return code or _fail(str(error), ExitCode.FATAL)
@@ -168,6 +174,30 @@ def _fail(message: str, code: ExitCode) -> ExitCode:
     return code
 
 
+def explain(error: Exception) -> tuple[str, ExitCode]:
+    """Return the message and the exit code of an error; if it is none of ours, show its traceback."""
+    from ringsync.cluster.session import ClusterError
+    from ringsync.cql.types import CqlTypeError
+    from ringsync.ledger.passes import BootstrapReplacedError, TableReplacedError
+    from ringsync.replica.base import ReplicaMismatchError
+    from ringsync.replica.delta_log import DeltaLogError
+    from ringsync.ring.ring import RingError
+    from ringsync.schema.table import SchemaError
+    from ringsync.state.session import StateError
+
+    if isinstance(error, StepError):
+        return str(error), error.code
+    ours = (
+        *(ConfigError, StorageError, ClusterError, SchemaError, CqlTypeError, StateError, RingError),
+        *(ReplicaMismatchError, DeltaLogError, BootstrapReplacedError, TableReplacedError),
+    )
+    if isinstance(error, ours):
+        return str(error), ExitCode.FATAL
+    traceback.print_exception(error)
+    known = remedy_inside(error)
+    return known or f"{type(error).__name__}: {error}", ExitCode.FATAL if known else ExitCode.CRASHED
+
+
 def remedy_inside(error: Exception) -> str | None:
     """Find our own error inside one of Spark's, whose text carries the traceback of the Python worker."""
     texts = re.findall(r"ringsync\.[\w.]*Error: (.*(?:\n(?!\s*(?:at |File |Traceback|$)).*)*)", str(error))
@@ -177,6 +207,14 @@ def remedy_inside(error: Exception) -> str | None:
 def plain(error: Exception) -> str:
     """Return what went wrong; for an error in a Spark task, our own message without the traceback."""
     return (remedy_inside(error) or f"{type(error).__name__}: {error}")[:2000]
+
+
+def task_failure(error: Exception) -> dict[str, Any]:
+    """Describe an error of a task for the driver; if it is none of ours, show its traceback in the task's log."""
+    if type(error).__module__.startswith("ringsync."):
+        return {"reason": str(error), "exit_code": int(ExitCode.FATAL)}
+    traceback.print_exception(error)
+    return {"reason": f"{type(error).__name__}: {error}"[:2000], "exit_code": int(ExitCode.CRASHED)}
 
 
 def driver_host(context: Any) -> str:

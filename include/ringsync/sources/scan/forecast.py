@@ -102,6 +102,7 @@ def sample(
     permits: Permits,
     *,
     page_rows: int = PAGE_ROWS,
+    whole_first: bool = False,
 ) -> Forecast:
     """Read a page at some places, spread evenly over the ranges, and extrapolate.
 
@@ -110,17 +111,25 @@ def sample(
     :param ranges: token ranges of the scan, disjoint, without wrap
     :param settings: settings with the consistency level and page size of the scan
     :param page_rows: rows of a page, if ``settings`` and ``permits`` allow as many
+    :param whole_first: whether to read a page from the begin on first, which a small table does not exceed: then there
+        is one request instead of one for each place
     :raises ScanError: a page could not be read; it is not tried again
     :raises NoPermissionError: the user may not read the table
     """
     wanted = tuple(ranges)
     prepared = session.prepare(query.cql)
     rows = min(page_rows, settings.page_size)
+    width = sum(part.range.width for part in wanted)
+    if whole_first and len(places := sample_places(wanted, 1)) == 1 and places[0].range.width == width:
+        read = _reader(session, prepared, places[0], settings, permits)
+        found = _sample(read, places[0].range, query, table, min(4 * rows, settings.page_size), fat_pages=1)
+        if found.counted_width == width:
+            return extrapolate([found], width)
     samples = []
     for part in sample_places(wanted, PLACES):
         read = _reader(session, prepared, part, settings, permits)
         samples.append(_sample(read, part.range, query, table, rows))
-    return extrapolate(samples, sum(part.range.width for part in wanted))
+    return extrapolate(samples, width)
 
 
 def sample_places(ranges: Sequence[ReplicaRange], places: int) -> list[ReplicaRange]:
@@ -180,7 +189,9 @@ def _reader(session: Session, prepared: Any, part: ReplicaRange, settings: Clust
     return read
 
 
-def _sample(read: Read, place: TokenRange, query: ScanQuery, table: TableSchema, rows: int) -> Sample:
+def _sample(
+    read: Read, place: TokenRange, query: ScanQuery, table: TableSchema, rows: int, fat_pages: int = FAT_PAGES
+) -> Sample:
     """Read a page of ``rows`` rows at a place, and further to the end of its last partition if that is near."""
     roles = [(column.role, column.column) for column in query.layout]
     token_at = roles.index(("token", None))
@@ -199,7 +210,7 @@ def _sample(read: Read, place: TokenRange, query: ScanQuery, table: TableSchema,
                 cells += int(np.count_nonzero(column.lengths >= 0))
         seen = np.concatenate(tokens)
         summary = summarise(seen, place, rows, size, cells, ended=paging_state is None, one_row=one_row)
-        if paging_state is None or len(seen) >= (FAT_PAGES * rows if summary.cut_partition else rows):
+        if paging_state is None or len(seen) >= (fat_pages * rows if summary.cut_partition else rows):
             return summary
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -122,7 +122,7 @@ def split_to_json(split: Split) -> dict[str, Any]:
     return {"ranges": [[part.range.start, part.range.end, *part.endpoints] for part in split.ranges]}
 
 
-def split_from_json(document: dict[str, Any]) -> Split:
+def split_from_json(document: Mapping[str, Any]) -> Split:
     """Read a split from a JSON object (:func:`split_to_json`)."""
     return Split(
         ranges=tuple(

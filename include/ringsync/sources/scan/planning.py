@@ -6,10 +6,11 @@ from dataclasses import replace
 
 from cassandra.cluster import Session
 
-from ringsync.cluster.cluster import read_ring, read_size_estimate
-from ringsync.cluster.schema import read_table
+from ringsync.cluster.cluster import read_size_estimate
 from ringsync.cluster.session import ClusterError
+from ringsync.cluster.shared import Shared
 from ringsync.config import Config
+from ringsync.ring.ring import RingSnapshot
 from ringsync.ring.splits import SizeEstimate, plan_splits
 from ringsync.ring.tokens import TokenSet
 from ringsync.sources.scan import scan
@@ -27,19 +28,23 @@ def make_scan_plan(
     now: int,
     times: bool = True,
     selection: Selection | None = None,
+    shared: Shared | None = None,
 ) -> ScanPlan:
     """Make the plan for scanning a table, from the present state of the cluster.
 
     :param session: from :func:`ringsync.cluster.session.connect`
     :param now: seconds since the epoch, see :class:`ScanPlan`
     :param selection: None: all of the table
+    :param shared: what is known of the cluster; if it knows all tables, the splits are as few as possible: asking all
+        nodes for their estimates of each of many tables would cost more than it saves
     :raises SchemaError: there is no such table
     :raises NoPermissionError: the user may not read the table
     :raises ClusterError: the selection does not fit the table; or the server cannot return the times of elements, and
         ``replica.element_times`` is not ``unknown``
     """
     selection = selection or Selection()
-    schema = read_table(session, keyspace, table)
+    shared = shared or Shared(session)
+    schema = shared.table(keyspace, table)
     try:
         schema = schema if selection.columns is None else schema.only(selection.columns)
     except ValueError as error:
@@ -70,29 +75,37 @@ def make_scan_plan(
             scan.prepare_scan(reader, query)
         except WhereError as error:
             raise ClusterError(str(error)) from error
+    ring, datacenter = shared.ring(keyspace), shared.datacenter
+    if shared.known is not None:
+        return cut(ring, datacenter, config, plan, selection.ranges, None, minimum=1)
     estimate = read_size_estimate(session, keyspace, table)
-    return cut(session, config, plan, selection.ranges, estimate, minimum=config.scan.min_splits)
+    return cut(ring, datacenter, config, plan, selection.ranges, estimate, minimum=config.scan.min_splits)
 
 
 def cut(
-    session: Session, config: Config, plan: ScanPlan, ranges: TokenSet, estimate: SizeEstimate | None, *, minimum: int
+    ring: RingSnapshot,
+    datacenter: str,
+    config: Config,
+    plan: ScanPlan,
+    ranges: TokenSet,
+    estimate: SizeEstimate | None,
+    *,
+    minimum: int,
 ) -> ScanPlan:
-    """Give the plan splits for these ranges, by the present ring.
+    """Give the plan splits for these ranges, by the ring.
 
+    :param datacenter: whose nodes are asked first
     :param estimate: estimated size of the whole table
     :param minimum: least number of splits, of any size
-    :raises RingError: the ring is not supported or changes now
+    :raises RingError: the ring is not supported
     """
-    ring = read_ring(session, plan.table.keyspace)
-    # The policy asks only nodes of the local datacenter, so the answering node is one of them.
-    local = session.execute("SELECT data_center FROM system.local").one()
     splits = plan_splits(
         ring,
         estimate,
         split_size_bytes=config.scan.split_size_mb * 2**20,
         minimum=minimum,
         maximum=config.scan.max_splits,
-        datacenter=local.data_center,
+        datacenter=datacenter,
         within=ranges,
     )
     return replace(plan, ring_digest=ring.digest, splits=splits)

@@ -24,7 +24,14 @@ from cassandra.query import SimpleStatement
 
 from ringsync.cluster.limits import Permits
 from ringsync.cluster.protocol import RawSession, SessionAt
-from ringsync.cluster.session import SCAN_PROFILE, ClusterError, ClusterSettings, connect, explained_errors
+from ringsync.cluster.session import (
+    SCAN_PROFILE,
+    ClusterError,
+    ClusterSettings,
+    connect,
+    explained_errors,
+    opening,
+)
 from ringsync.cql.identifiers import quote
 from ringsync.formats.result_page import Page, page_cells
 from ringsync.images.from_pages import ResultColumn
@@ -136,12 +143,13 @@ def scan_session(settings: ClusterSettings, now: int | None) -> SessionAt:
     :param now: moment of the scan, seconds since the epoch, see :func:`ringsync.cluster.protocol.scan_protocol`
     :raises ClusterError: as :func:`ringsync.cluster.session.connect`
     """
-    parent = connect(settings)
-    if parent not in _raw_sessions:
-        for old in [old for old in _raw_sessions if old.is_shutdown]:
-            del _raw_sessions[old]
-        _raw_sessions[parent] = RawSession(parent.cluster.connect())
-    return SessionAt(_raw_sessions[parent], now)
+    with opening:
+        parent = connect(settings)
+        if parent not in _raw_sessions:
+            for old in [old for old in _raw_sessions if old.is_shutdown]:
+                del _raw_sessions[old]
+            _raw_sessions[parent] = RawSession(parent.cluster.connect())
+        return SessionAt(_raw_sessions[parent], now)
 
 
 @dataclass(frozen=True)

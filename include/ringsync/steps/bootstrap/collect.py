@@ -1,27 +1,33 @@
-"""The driver's side of a bootstrap's tasks: it commits their ranges, and adds up their progress."""
+"""The driver's side of a bootstrap's tasks: it commits their ranges, and adds up their progress.
+
+Each table of a run has a collector of its own. The tasks name the bootstrap in each call.
+"""
 
 from __future__ import annotations
 
 import bisect
+import itertools
 import json
 import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from ringsync.progress import Progress
+from ringsync.progress import Progress, combined
 from ringsync.ring.tokens import RING_WIDTH, TokenRange, TokenSet, fraction, subtract
-from ringsync.state.bootstrap import CommittedRange, LostOwnershipError, RangeLedger
+from ringsync.state.bootstrap import BootstrapState, CommittedRange, LostOwnershipError, RangeLedger
 from ringsync.state.session import StateError
-from ringsync.steps.application import ExitCode, StepError
+from ringsync.steps.application import ExitCode, StepError, TaskFailedError
 from ringsync.storage.port import ObjectStore, StorageError
 
 BEAT_INTERVAL_S = 5.0
+TABLES_A_BEAT = 20
+"""Tables that are looked after one by one at a beat, so that many tables are no load: the others' turns come later."""
 PROGRESS_INTERVAL_S = 2.0
 LINE_INTERVAL_S = 10.0
 COUNTS = ("rows", "cells", "pages", "bytes")
@@ -43,10 +49,13 @@ class Collector:
     :param selected: the tokens to read
     :param estimated_rows: estimated rows of these ranges
     :param max_failed_ranges: most ranges that may be unreadable
+    :ivar over: whether nothing more is read of the table, by this run
+    :ivar rows_read: rows that the tasks of this run have read, once their splits have ended; ``rows_committed``: rows
+        of these that the tasks had committed
     """
 
     def __init__(self, ledger: RangeLedger, selected: TokenSet, estimated_rows: int, max_failed_ranges: int) -> None:
-        self._ledger = ledger
+        self.ledger = ledger
         self._selected = selected
         self._estimated_rows = estimated_rows
         self._max_failed_ranges = max_failed_ranges
@@ -54,15 +63,13 @@ class Collector:
         self._done = list(ledger.ranges())
         self._rows_before = sum(done.rows for done in self._done)
         self._reading: dict[str, dict[str, float]] = {}  # what tasks have read and not yet committed
+        self._splits: set[str] = set()
         self._samples: deque[tuple[float, int, float]] = deque()
+        self.over = False
+        self.rows_read = self.rows_committed = 0
         self.failed: dict[TokenRange, str] = {}
         # Why all tasks must stop; a task only knows that it could not go on.
-        self.fatal: LostOwnershipError | TooManyErrorsError | None = None
-
-    @property
-    def handlers(self) -> dict[str, Callable[[dict[str, Any]], dict[str, Any]]]:
-        """The calls of the tasks, for :class:`ringsync.cluster.control.ControlServer`."""
-        return {"commit": self.commit, "progress": self.progress, "unread": self.unread}
+        self.fatal: LostOwnershipError | StepError | None = None
 
     @property
     def ranges(self) -> tuple[CommittedRange, ...]:
@@ -83,7 +90,7 @@ class Collector:
         """
         done = CommittedRange(
             TokenRange(message["start"], message["end"]),
-            self._ledger.attempt,
+            self.ledger.attempt,
             *(message["rows"], message["cells"], message["pages"], message["bytes"], message["outputs"]),
         )
         with self._lock:
@@ -94,7 +101,7 @@ class Collector:
             ):
                 raise StateError(f"token range {done.range} is recorded already, in whole or in part")
             try:
-                self._ledger.commit(done)
+                self.ledger.commit(done)
             except LostOwnershipError as error:
                 self.fatal = error
                 raise
@@ -131,10 +138,34 @@ class Collector:
             raise self.fatal
         return {}
 
+    def begin(self, splits: Iterable[str]) -> None:
+        """Note the names of the splits that tasks begin to read: each ends, or the tasks die."""
+        with self._lock:
+            self._splits = set(splits)
+
+    def gave_up(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Note that a task cannot go on with the table; an error of before is the cause."""
+        self.fatal = self.fatal or TaskFailedError(message["reason"], message["exit_code"])
+        return {}
+
+    def ended(self, message: dict[str, Any]) -> bool:
+        """Note the end of a split, and what became of its rows.
+
+        :returns: whether it was the last one, and all is committed
+        """
+        with self._lock:
+            self._splits.discard(message["name"])
+            self.rows_read += message["rows_read"]
+            self.rows_committed += message["rows_committed"]
+            if self._splits:
+                return False
+        return self.fatal is None and not self.left
+
     def forget_readers(self) -> None:
         """Forget what tasks have read and not committed: no task is reading any more."""
         with self._lock:
             self._reading.clear()
+            self._splits.clear()
 
     def estimate(self) -> tuple[int, float]:
         """Return the bytes of the committed ranges, and their part of the ring."""
@@ -155,7 +186,7 @@ class Collector:
         share = 1.0 if complete else min(parts / selected, 0.9999)
         rows_per_s, seconds_left = self._speed(counts["rows"], share)
         return Progress(
-            attempt=self._ledger.attempt,
+            attempt=self.ledger.attempt,
             ranges_done=len(done),
             ranges_failed=len(self.failed),
             fraction=share,
@@ -179,17 +210,43 @@ class Collector:
         return (rows - rows_then) / (now - start), (1 - share) / gained if gained > 0 else None
 
 
+def handlers(
+    collectors: Iterable[Collector], complete: Callable[[Collector], None]
+) -> dict[str, Callable[[dict[str, Any]], dict[str, Any]]]:
+    """Return the calls of the tasks, for :class:`ringsync.cluster.control.ControlServer`.
+
+    :param complete: called once all of a table is committed and its tasks have ended
+    """
+    known = {collector.ledger.bootstrap_id: collector for collector in collectors}
+
+    def handler(work: Callable[[Collector, dict[str, Any]], dict[str, Any]]) -> Any:
+        return lambda message: work(known[message["bootstrap"]], message)
+
+    def ended(collector: Collector, message: dict[str, Any]) -> dict[str, Any]:
+        if collector.ended(message):
+            complete(collector)
+        return {}
+
+    calls = {"commit": Collector.commit, "progress": Collector.progress, "unread": Collector.unread}
+    return {name: handler(work) for name, work in {**calls, "gave_up": Collector.gave_up, "ended": ended}.items()}
+
+
 @contextmanager
 def reported(
-    collector: Collector, ledger: RangeLedger, store: ObjectStore, run: str, say: Callable[[Progress], None]
+    collectors: Sequence[Collector],
+    state: BootstrapState,
+    store: ObjectStore,
+    run: str,
+    say: Callable[[Collector, Progress], None],
 ) -> Iterator[None]:
     """Report every few seconds that the run is alive, and its progress: in the ledger, the object store and the log.
 
-    The reports end once another run has taken over: a repeated task has the run id of the one before it.
+    The reports of a table end once another run has taken it over: a repeated task has the run id of the one before it.
 
-    :param say: called every few seconds with the progress
+    :param say: called now and then with a table's progress
     """
     end = threading.Event()
+    turns = itertools.cycle(collectors)
 
     def report() -> None:
         beaten_s = printed_s = float("-inf")
@@ -197,11 +254,15 @@ def reported(
             now = time.monotonic()
             if now - beaten_s >= BEAT_INTERVAL_S:
                 beaten_s = now
-                if not _owned(collector, ledger):
+                for collector in itertools.islice(turns, min(TABLES_A_BEAT, len(collectors))):
+                    # One that is copied waits for the others: it is not forgotten.
+                    if collector.over or _owned(collector):
+                        say(collector, collector.now())
+                mine = [one.ledger.bootstrap_id for one in collectors if not (one.over or _is_lost(one))]
+                _tell(partial(state.beat, mine, run))
+                if all(map(_is_lost, collectors)):
                     return
-                _tell(partial(ledger.beat, run))
-                say(collector.now())
-            progress = collector.now()
+            progress = combined([collector.now() for collector in collectors])
             put(progress)
             if now - printed_s >= LINE_INTERVAL_S:
                 printed_s = now
@@ -222,23 +283,28 @@ def reported(
     finally:
         end.set()
         thread.join()
-        if _owned(collector, ledger):
-            put(collector.now())
-            _tell(ledger.rest)
+        mine = [collector for collector in collectors if _owned(collector)]
+        if mine or not collectors:
+            put(combined([collector.now() for collector in collectors]))
+            _tell(lambda: state.rest(collector.ledger.bootstrap_id for collector in mine))
 
 
-def _owned(collector: Collector, ledger: RangeLedger) -> bool:
+def _owned(collector: Collector) -> bool:
     """Tell whether this run still owns the bootstrap; if not, the next message of each task fails."""
-    if isinstance(collector.fatal, LostOwnershipError):
+    if _is_lost(collector):
         return False
     try:
-        ledger.check()
+        collector.ledger.check()
     except LostOwnershipError as error:
         collector.fatal = error
         return False
     except StateError as error:
         _log.warning("%s", error)
     return True
+
+
+def _is_lost(collector: Collector) -> bool:
+    return isinstance(collector.fatal, LostOwnershipError)
 
 
 def _tell(message: Callable[[], None]) -> None:

@@ -1,4 +1,8 @@
-"""The plan of a bootstrap, decided once by ``prepare``, kept as ``plans/bootstrap/<run>.json``, read by all steps."""
+"""The plan of a bootstrap, decided once by ``prepare`` and read by all steps.
+
+It is ``plans/bootstrap/<run>.json``. In a run for several tables each has its own,
+``plans/bootstrap/<run>/<keyspace>.<table>.json``.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +11,10 @@ from dataclasses import asdict, dataclass
 
 from ringsync.sources.scan.plan import ScanPlan
 from ringsync.state.bootstrap import Bootstrap
-from ringsync.steps.application import StepError
+from ringsync.steps.application import Application, StepError
+from ringsync.steps.tables import Outcome, failed_before
 from ringsync.storage.port import AlreadyExistsError, ObjectStore, get_json
+from ringsync.streams.files import portable_name
 
 OUTPUTS_VERSION = 3
 """Version of files and ledger entries: a bootstrap of another version cannot be continued."""
@@ -33,35 +39,67 @@ class BootstrapPlan:
     estimated_bytes: int
 
 
-def find_plan(store: ObjectStore, run: str) -> BootstrapPlan | None:
-    """Return the plan of a run; None: there is none."""
-    document = get_json(store, _key(run))
+TableName = tuple[str, str]
+"""Keyspace and table; None instead: the run is for one table only."""
+
+
+def find_plan(store: ObjectStore, run: str, table: TableName | None = None) -> BootstrapPlan | None:
+    """Return the plan of a run, or of one of its several tables; None: there is none."""
+    return _read(store, _key(run, table))
+
+
+def load_plan(store: ObjectStore, run: str, table: TableName | None = None) -> BootstrapPlan:
+    """Return the plan of a run, or of one of its several tables.
+
+    :raises StepError: ``bootstrap_prepare`` has not written one
+    """
+    plan = find_plan(store, run, table)
+    if plan is None:
+        raise StepError(f"run {run} has no plan: run bootstrap_prepare with the same --run first")
+    return plan
+
+
+def plans_of(store: ObjectStore, run: str) -> dict[TableName, BootstrapPlan]:
+    """Return the plans of a run for several tables, by table."""
+    keys = [stat.key for stat in store.list(f"plans/bootstrap/{run}/")]
+    plans = [plan for key in keys if (plan := _read(store, key)) is not None]
+    return {(plan.scan.table.keyspace, plan.scan.table.name): plan for plan in plans}
+
+
+def plans_to_follow(application: Application, outcome: Outcome) -> dict[TableName, BootstrapPlan]:
+    """Return the plans of a run's tables but those that have failed in earlier steps, which the outcome gets.
+
+    :raises StepError: ``bootstrap_prepare`` has not written any
+    """
+    if outcome.alone:
+        return {application.one_table: load_plan(application.store, application.run)}
+    outcome.failures = failed_before(application)
+    plans = plans_of(application.store, application.run)
+    if not plans and not outcome.failures:
+        raise StepError(f"run {application.run} has no plan: run bootstrap_prepare with the same --run first")
+    return {name: plan for name, plan in plans.items() if outcome.goes_on(name)}
+
+
+def keep_plan(store: ObjectStore, plan: BootstrapPlan, table: TableName | None = None) -> BootstrapPlan:
+    """Write the plan, or read the one that another attempt of this run has written meanwhile.
+
+    :param table: the plan's table, if the run is for several
+    """
+    document = {**asdict(plan), "scan": json.loads(plan.scan.to_json())}
+    try:
+        store.put(_key(plan.run, table), json.dumps(document, indent=1).encode(), if_absent=True)
+        return plan
+    except AlreadyExistsError:
+        return load_plan(store, plan.run, table)
+
+
+def _read(store: ObjectStore, key: str) -> BootstrapPlan | None:
+    document = get_json(store, key)
     if document is None:
         return None
     scan = ScanPlan.from_json(json.dumps(document.pop("scan")))
     return BootstrapPlan(bootstrap=Bootstrap(**document.pop("bootstrap")), scan=scan, **document)
 
 
-def load_plan(store: ObjectStore, run: str) -> BootstrapPlan:
-    """Return the plan of a run.
-
-    :raises StepError: ``bootstrap_prepare`` has not written one
-    """
-    plan = find_plan(store, run)
-    if plan is None:
-        raise StepError(f"run {run} has no plan: run bootstrap_prepare with the same --run first")
-    return plan
-
-
-def keep_plan(store: ObjectStore, plan: BootstrapPlan) -> BootstrapPlan:
-    """Write the plan, or read the one that another attempt of this run has written meanwhile."""
-    document = {**asdict(plan), "scan": json.loads(plan.scan.to_json())}
-    try:
-        store.put(_key(plan.run), json.dumps(document, indent=1).encode(), if_absent=True)
-        return plan
-    except AlreadyExistsError:
-        return load_plan(store, plan.run)
-
-
-def _key(run: str) -> str:
-    return f"plans/bootstrap/{run}.json"
+def _key(run: str, table: TableName | None) -> str:
+    return f"plans/bootstrap/{run}.json" if table is None else f"plans/bootstrap/{run}/{portable_name(*table)}.json"

@@ -4,8 +4,7 @@ A table has one bootstrap at a time. The next run with the same parameters conti
 topology or the version of this code have changed. A run with other parameters, or after a change of the table's schema,
 begins anew.
 
-The plan is ``plans/bootstrap/<run>.json``, written once: a repeated task reads the first one, so all steps of a run
-agree.
+The plan (plan.py) is written once: a repeated task reads the first one, so all steps of a run agree.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +25,10 @@ from cassandra.protocol import ConfigurationException
 from ringsync.cluster.cluster import read_size_estimate
 from ringsync.cluster.control import get_limits
 from ringsync.cluster.limits import Limiter
+from ringsync.cluster.node import one_node
 from ringsync.cluster.schema import read_table
 from ringsync.cluster.session import connect
+from ringsync.cluster.shared import Shared, TableName, read_known_tables
 from ringsync.config import Config
 from ringsync.ledger.layout import check_layout
 from ringsync.ledger.passes import mark, marks_of_latest, pass_folder, pass_numbers
@@ -48,6 +49,7 @@ from ringsync.steps.bootstrap.leftovers import remove_leftovers
 from ringsync.steps.bootstrap.plan import OUTPUTS_VERSION, BootstrapPlan, find_plan, keep_plan
 from ringsync.steps.loop import put_status
 from ringsync.steps.own_keyspace import create_state
+from ringsync.steps.tables import Outcome, chosen, each, in_all
 from ringsync.storage.port import ObjectStore
 from ringsync.streams.files import data_topic
 from ringsync.wiring import cluster_limits, cluster_settings
@@ -62,8 +64,30 @@ LAKE_BYTES_PER_PAGE_BYTE = 1.5
 """Bytes of replica and stream for each byte of result pages; generous: both are compressed."""
 
 
+@dataclass(frozen=True)
+class Preparation:
+    """What the tables of a run share.
+
+    :ivar application: of the run
+    :ivar permits: the limits of all forecasts together
+    :ivar tables: number of tables
+    """
+
+    application: Application
+    shared: Shared
+    state: states.BootstrapState
+    permits: Limiter
+    now: int
+    tables: int = 1
+
+    @property
+    def are_many(self) -> bool:
+        """Whether the run is for several tables."""
+        return self.shared.known is not None
+
+
 def run(application: Application, clock: Callable[[], float] = time.time) -> tuple[Report, ExitCode]:
-    """Check and plan.
+    """Check and plan. In a run for several tables each fails for itself.
 
     :raises StepError: too little space; another run works on this table; another plan under the same run id
     :raises ClusterError: unreachable, no login, no rights, a selection that does not fit the table
@@ -74,18 +98,41 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
     """
     config, options, store = application.config, application.options, application.store
     check_layout(store)
-    keyspace, name = application.one_table
     session = connect(cluster_settings(config))
-    selection = Selection(options.columns, options.token_range, options.where)
-    now = int(clock())
-    scan = make_scan_plan(session, _with_splits(config, options.splits), keyspace, name, now=now, selection=selection)
+    state = states.BootstrapState(session, config.state.keyspace)
+    permits, now = Limiter(get_limits(store) or cluster_limits(config)), int(clock())
+    outcome = Outcome(alone=not application.patterns)
+    known, tables = None, [application.table] if application.table else []
+    if application.patterns:
+        known = read_known_tables(session, [config.state.keyspace])
+        tables, outcome.failures = chosen(application.patterns, known)
+        if not options.dry_run:
+            create_state(session, config)
+    preparation = Preparation(application, Shared(session, known), state, permits, now, len(tables))
+    each(application.run, tables, partial(prepare_table, preparation), outcome)
+    report, code = in_all(outcome, last=options.dry_run)
+    return {**report, "dry_run": options.dry_run}, code
+
+
+def prepare_table(preparation: Preparation, name: TableName) -> tuple[Report, ExitCode]:
+    """Check and plan one table; the errors are those of :func:`run`."""
+    application, state, shared = preparation.application, preparation.state, preparation.shared
+    config, options, store, session = application.config, application.options, application.store, shared.session
+    plan_of = name if preparation.are_many else None
+    scan = make_scan_plan(
+        session,
+        _with_splits(config, options.splits),
+        *name,
+        now=preparation.now,
+        selection=Selection(options.columns, options.token_range, options.where),
+        shared=shared,
+    )
     scan = replace(scan, table=as_recorded(store, scan.table))
     check_selection(application, session, scan)
-    forecast = read_a_little(config, store, scan)
+    forecast = read_a_little(config, store, scan, preparation.permits, preparation.tables)
     check_space(store, scan, forecast)
-    state = states.BootstrapState(session, config.state.keyspace)
     specification = specify(application, scan)
-    latest = state.find(keyspace, name)
+    latest = state.find(*name)
     continued = None
     if latest and not options.restart and latest.state in states.UNFINISHED and latest.specification == specification:
         continued = latest
@@ -93,10 +140,11 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
         "dry_run": options.dry_run,
         **describe(scan),
         "forecast": tell(forecast, config),
-        "size_estimates": (estimate := read_size_estimate(session, keyspace, name)) and asdict(estimate),
         "continues": continued and continued.id,
         "replaces": replaced_table(read_snapshot(store, base_folder(scan.table.keyspace, scan.table.name)), scan.table),
     }
+    if not preparation.are_many:
+        report["size_estimates"] = (estimate := read_size_estimate(session, *name)) and asdict(estimate)
     if options.dry_run:
         return report, ExitCode.OK
     if options.enable_cdc and not config.sync.follows(scan.table.full_name):
@@ -104,10 +152,12 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
             f"{scan.table.full_name} would not be followed, so cdc is not enabled: sync.include or sync.exclude of the "
             "configuration leaves it out"
         )
-    create_state(session, config)
+    if not preparation.are_many:
+        create_state(session, config)
     if options.enable_cdc:
-        report["cdc"] = enable_cdc(session, scan.table)
-    plan = find_plan(store, application.run)
+        with shared.schema_changes:
+            report["cdc"] = enable_cdc(session, scan.table)
+    plan = find_plan(store, application.run, plan_of)
     if plan is None:
         bootstrap = continued or begin(application, state, scan, specification, latest)
         plan = keep_plan(
@@ -119,19 +169,20 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
                 topic=data_topic(config.server_name, scan.table),
                 splits=options.splits,
                 estimated_rows=forecast.rows,
-                estimated_bytes=round(forecast.bytes / fraction(selection.ranges)),
+                estimated_bytes=round(forecast.bytes / fraction(scan.selection.ranges)),
             ),
+            plan_of,
         )
     if plan.bootstrap.specification != specification:
         raise StepError(
             f"run {application.run} has a plan for {plan.scan.table.full_name} with other parameters or another "
             "schema: use another run id"
         )
-    latest = check_not_cancelled(state.find(keyspace, name), plan)
+    latest = check_not_cancelled(state.find(*name), plan)
     if plan.scan.table.is_selection:  # it belongs to a version of the whole table
-        version_of(store, read_table(session, keyspace, name))
+        version_of(store, read_table(session, *name))
     # From here on changes wait in the bootstrap stream, and the new replica will get them.
-    number = begin_pass(store, plan, latest, lambda: check_scanning(state.find(keyspace, name), plan))
+    number = begin_pass(store, plan, latest, lambda: check_scanning(state.find(*name), plan))
     if number:
         clear_away(store, plan, number)
     say(store, plan, "prepare")
@@ -237,9 +288,11 @@ def enable_cdc(session: Any, table: TableSchema) -> str:
         return "was enabled"
     grace = int(options.gc_grace_seconds)
     other = grace + 1 if grace < 2**31 - 1 else grace - 1
+    # Both on one node: another may not know of cdc yet, and each ALTER writes all options of the table again.
+    node = one_node(session)
     try:
-        session.execute(f"ALTER TABLE {table.full_name} WITH cdc = true AND gc_grace_seconds = {other}")
-        session.execute(f"ALTER TABLE {table.full_name} WITH gc_grace_seconds = {grace}")
+        node.execute(f"ALTER TABLE {table.full_name} WITH cdc = true AND gc_grace_seconds = {other}")
+        node.execute(f"ALTER TABLE {table.full_name} WITH gc_grace_seconds = {grace}")
     except (InvalidRequest, ConfigurationException, Unauthorized) as error:
         raise StepError(
             f"cdc cannot be enabled on {table.full_name}: {error}. Every node needs cdc_enabled: true in "
@@ -251,9 +304,13 @@ def enable_cdc(session: Any, table: TableSchema) -> str:
     return "enabled now"
 
 
-def read_a_little(config: Config, store: ObjectStore, scan: ScanPlan) -> Forecast:
+def read_a_little(
+    config: Config, store: ObjectStore, scan: ScanPlan, permits: Limiter | None = None, tables: int = 1
+) -> Forecast:
     """Forecast the scan by reading a page at some places, within the limits of the scan.
 
+    :param permits: the limits, shared with the forecasts of other tables; None: those of all runs
+    :param tables: number of tables that share them
     :raises ScanError: the cluster did not answer in some attempts
     """
     settings = cluster_settings(config)
@@ -261,14 +318,18 @@ def read_a_little(config: Config, store: ObjectStore, scan: ScanPlan) -> Forecas
     session = scan_session(settings, scan.now)
     ranges = [part for split in scan.splits for part in split.ranges]
     limits = get_limits(store) or cluster_limits(config)
-    permits, rows = Limiter(limits), PAGE_ROWS
+    permits, rows = permits or Limiter(limits), PAGE_ROWS
     if limits.rows_per_s:
-        rows = max(1, min(PAGE_ROWS, int(limits.rows_per_s * FORECAST_S / PLACES)))
-    for delay in RETRY_DELAYS_S:
-        with suppress(ScanError):
-            return sample(session, scan.table, query, ranges, settings, permits, page_rows=rows)
-        time.sleep(delay)
-    return sample(session, scan.table, query, ranges, settings, permits, page_rows=rows)
+        rows = max(1, min(PAGE_ROWS, int(limits.rows_per_s * FORECAST_S / PLACES / tables)))
+    more = {"whole_first": True} if tables > 1 else {}
+    for delay in (*RETRY_DELAYS_S, None):
+        try:
+            return sample(session, scan.table, query, ranges, settings, permits, page_rows=rows, **more)
+        except ScanError:
+            if delay is None:
+                raise
+            time.sleep(delay)
+    raise AssertionError("the last attempt raises")
 
 
 def specify(application: Application, scan: ScanPlan) -> str:

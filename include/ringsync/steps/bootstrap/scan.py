@@ -1,9 +1,12 @@
-"""The scan of a table by token ranges into the replica and the change stream (docs/bootstrap.md).
+"""The scan of tables by token ranges into their replicas and change streams (docs/bootstrap.md).
 
 The source is read once. Tasks write files and have each range committed in the ledger. What is left of the ring, or
 could not be read, is planned anew and read in the next wave, until nothing is left. So a killed run, a split that was
 too large, a range that failed, and a changed ring are one case: tokens that are in no committed range. At the end the
 files of all committed ranges become the replica, in one commit, and a pass of the stream; until then they are hidden.
+
+A wave reads what is left of all tables of the run, in one Spark job. A thread of the driver publishes a table as soon
+as all of it is committed, while others are read. All that decides what is done is a table's own, and so is its failure.
 """
 
 from __future__ import annotations
@@ -12,32 +15,43 @@ import itertools
 import os
 import socket
 import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import Any
 
-from ringsync.cluster.cluster import read_ring
 from ringsync.cluster.control import ControlServer
-from ringsync.cluster.schema import read_table
 from ringsync.cluster.session import connect
+from ringsync.cluster.shared import Shared, TableName, read_known_tables
 from ringsync.config import Config
 from ringsync.ledger.passes import pass_folder
 from ringsync.progress import Progress
 from ringsync.ring.splits import SizeEstimate, Split
-from ringsync.ring.tokens import TokenSet, intersection, subtract
+from ringsync.ring.tokens import TokenSet, fraction, intersection, subtract
 from ringsync.sources.scan.plan import split_to_json
 from ringsync.sources.scan.planning import cut
-from ringsync.state.bootstrap import COMPLETED, BootstrapState, RangeLedger
-from ringsync.steps.application import Application, ExitCode, Report, StepError, driver_host
-from ringsync.steps.bootstrap.collect import Collector, reported
-from ringsync.steps.bootstrap.plan import BootstrapPlan, load_plan
+from ringsync.state.bootstrap import COMPLETED, Bootstrap, BootstrapState
+from ringsync.steps.application import Application, ExitCode, Report, StepError, driver_host, plain
+from ringsync.steps.bootstrap.collect import Collector, handlers, reported
+from ringsync.steps.bootstrap.drain import cut_over
+from ringsync.steps.bootstrap.plan import BootstrapPlan, plans_to_follow
 from ringsync.steps.bootstrap.prepare import begin_pass, check_not_cancelled, check_scanning, say, wait_until_free
 from ringsync.steps.bootstrap.publish import describe_published, publish
-from ringsync.steps.bootstrap.task import BootstrapTask, SplitResult
+from ringsync.steps.bootstrap.task import BootstrapTask, Piece, TableTask
 from ringsync.steps.passes.follow_ups import put_schemas
 from ringsync.steps.sync_plan import sync_table
+from ringsync.steps.tables import (
+    TABLES_AT_ONCE,
+    Outcome,
+    attempts,
+    check_not_replaced,
+    in_all,
+    together,
+)
 from ringsync.wiring import cluster_limits, cluster_settings
 
 IDLE_WAVES = 3
-"""After so many waves in a row that read no range, the ranges that are left count as unreadable."""
+"""After so many waves in a row that read no range of a table, its ranges that are left count as unreadable."""
 
 IDLE_PAUSE_S = 5.0
 """Pause before what failed is tried again."""
@@ -46,128 +60,277 @@ TRUSTED_PART = 0.01
 """Part of the ring: once so much has been read, its size is a better estimate of the rest than a forecast."""
 
 
-def run(application: Application) -> tuple[Report, ExitCode]:
-    """Scan, write, publish.
+@dataclass(frozen=True)
+class Run:
+    """What the tables of a run share.
 
-    :returns: exit code 1 when some ranges could not be read; nothing is published then, and all others are kept
+    :ivar owner: unique name of this process, as the owner of the bootstraps
+    """
+
+    application: Application
+    shared: Shared
+    state: BootstrapState
+    owner: str
+
+
+@dataclass
+class TableScan:
+    """The scan of one table in this run.
+
+    :ivar latest: the bootstrap, as the state had it at the begin
+    :ivar begin: number of the pass ``begin``
+    :ivar task: what tasks need; None: everything is committed already
+    :ivar ring_digest: digest of the ring for which the last wave was cut
+    :ivar idle: number of waves in a row that read no range
+    :ivar seconds: how long the table was read
+    """
+
+    plan: BootstrapPlan
+    latest: Bootstrap
+    begin: int
+    collector: Collector
+    task: TableTask | None
+    ring_digest: str
+    idle: int = 0
+    began_s: float = field(default_factory=time.monotonic)
+    seconds: float = 0.0
+
+    @property
+    def name(self) -> TableName:
+        """Keyspace and table."""
+        return self.plan.scan.table.keyspace, self.plan.scan.table.name
+
+    @property
+    def must_read(self) -> bool:
+        """Whether a further wave is to read what is left."""
+        collector = self.collector
+        return self.task is not None and not collector.over and self.idle < IDLE_WAVES and bool(collector.left)
+
+
+def run(application: Application) -> tuple[Report, ExitCode]:
+    """Scan, write, publish. In a run for several tables each fails for itself.
+
+    :returns: exit code 1 when some ranges could not be read; nothing of the table is published then, and all others are
+        kept
     :raises StepError: the schema changed since the plan or while scanning; the counts do not reconcile; another run
         works on this bootstrap
     :raises StateError: the ledger cannot be used; its subclass LostOwnershipError when another run has taken over
     """
-    from ringsync.replica.session import spark_session
-
     config, store = application.config, application.store
-    plan = load_plan(store, application.run)
-    check_schema(config, plan)
     session = connect(cluster_settings(config))
-    state = BootstrapState(session, config.state.keyspace)
+    outcome = Outcome(alone=not application.patterns)
+    plans = plans_to_follow(application, outcome)
+    known = None if outcome.alone else read_known_tables(session, [config.state.keyspace])
+    owner = f"{application.run} on {socket.gethostname()}, process {os.getpid()}"
+    shared = Shared(session, known)
+    this = Run(application, shared, BootstrapState(session, config.state.keyspace), owner)
+    opened = attempts(application.run, plans, lambda name: open_table(this, plans[name]), outcome)
+    scans = [scan for _, scan in opened]
+    by_id = {scan.plan.bootstrap.id: scan for scan in scans}
+
+    def say_progress(collector: Collector, progress: Progress) -> None:
+        scan = by_id[collector.ledger.bootstrap_id]
+        if scan.latest.state != COMPLETED:
+            say(store, scan.plan, "scan", progress.fraction)
+
+    collectors = [scan.collector for scan in scans]
+    with (
+        reported(collectors, this.state, store, application.run, say_progress),
+        Publisher(this) as publisher,
+    ):
+        if any(scan.must_read for scan in scans):
+            read_all(this, scans, outcome, publisher)
+        for scan in scans:
+            publisher.finish(scan)
+        publisher.note(outcome)
+    return in_all(outcome, last=False)
+
+
+def open_table(this: Run, plan: BootstrapPlan) -> TableScan:
+    """Begin or continue the bootstrap of a table, and become its owner; the errors are those of :func:`run`."""
+    config, store, state = this.application.config, this.application.store, this.state
+    check_schema(this.shared, plan)
     latest = check_not_cancelled(state.find(plan.bootstrap.keyspace, plan.bootstrap.table), plan)
     begin = begin_pass(store, plan, latest, lambda: check_scanning(state.find(latest.keyspace, latest.table), plan))
-    wait_until_free(state, plan.bootstrap, application.run)
-    ledger = state.take_over(plan.bootstrap.id, f"{application.run} on {socket.gethostname()}, process {os.getpid()}")
+    wait_until_free(state, plan.bootstrap, this.application.run)
+    ledger = state.take_over(plan.bootstrap.id, this.owner)
     collector = Collector(ledger, plan.scan.selection.ranges, plan.estimated_rows, config.scan.max_failed_ranges)
-    started = time.monotonic()
-    results: list[SplitResult] = []
+    task = None
+    if collector.left and latest.state != COMPLETED:
+        schemas = put_schemas(store, config, sync_table(store, config, plan.scan.table), plan.topic)
+        task = TableTask(plan, ledger.attempt, pass_folder(begin), schemas)
+    return TableScan(plan, latest, begin, collector, task, plan.scan.ring_digest)
+
+
+class Publisher:
+    """Publishes tables in some threads, each once nothing more is read of it.
+
+    It is a context: at its end all threads have ended.
+    """
+
+    def __init__(self, this: Run) -> None:
+        self._this = this
+        self._pool = ThreadPoolExecutor(TABLES_AT_ONCE, thread_name_prefix="publish")
+        self._futures: dict[TableName, Future[tuple[Report, ExitCode]]] = {}
+
+    def __enter__(self) -> Publisher:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def finish(self, scan: TableScan) -> None:
+        """Begin to publish a table, unless that was begun, or the table has failed."""
+        if not scan.collector.over:
+            scan.collector.over = True
+            scan.seconds = time.monotonic() - scan.began_s
+            self._futures[scan.name] = self._pool.submit(finish_table, self._this, scan)
+
+    def note(self, outcome: Outcome) -> None:
+        """Wait for all tables, and note what became of them."""
+        for name, future in self._futures.items():
+            try:
+                outcome.done(name, *future.result())
+            except Exception as error:
+                check_not_replaced(self._this.application.run, error)
+                outcome.failed(name, error)
+
+
+def finish_table(this: Run, scan: TableScan) -> tuple[Report, ExitCode]:
+    """Publish a table of which everything is committed; the errors are those of :func:`run`."""
+    config, store, plan, collector = this.application.config, this.application.store, scan.plan, scan.collector
 
     def may_publish() -> None:
-        ledger.check()
-        state.publishing(plan.bootstrap)
+        collector.ledger.check()
+        this.state.publishing(plan.bootstrap)
 
-    def say_progress(progress: Progress) -> None:
-        if latest.state != COMPLETED:
-            say(store, plan, "scan", progress.fraction)
-
-    with reported(collector, ledger, store, application.run, say_progress):
-        if collector.left and latest.state != COMPLETED:
-            spark = spark_session(f"bootstrap_scan {plan.scan.table.full_name} {plan.run}")
-            results = read_all(application, plan, collector, ledger, spark.sparkContext, pass_folder(begin))
-        seconds = time.monotonic() - started
-        check_schema(config, plan)
-        report = describe(collector, ledger, results, seconds)
-        if collector.left:
-            return report, ExitCode.COMPLETED_WITH_ERRORS
-        if latest.state != COMPLETED and begin:
-            now = read_ring(session, plan.scan.table.keyspace).digest
-            ring = now if now == plan.scan.ring_digest else ""
-            publish(store, config, plan, may_publish, collector.ranges, begin, ring)
-        report |= describe_published(store, plan, collector.ranges, begin)
-    return report, ExitCode.OK
+    check_schema(this.shared, plan)
+    report = describe(collector, scan.seconds)
+    if collector.left:
+        return report, ExitCode.COMPLETED_WITH_ERRORS
+    if scan.latest.state != COMPLETED and scan.begin:
+        # Read after all that was copied: a change meanwhile shows.
+        now = this.shared.ring(plan.scan.table.keyspace, time.monotonic()).digest
+        ring = now if now == plan.scan.ring_digest else ""
+        publish(store, config, plan, may_publish, collector.ranges, scan.begin, ring)
+        if this.shared.known is not None:
+            # Its changes must not wait until all other tables are copied, too.
+            report |= cut_over(store, config, plan)
+    return {**report, **describe_published(store, plan, collector.ranges, scan.begin)}, ExitCode.OK
 
 
-def read_all(
-    application: Application,
-    plan: BootstrapPlan,
-    collector: Collector,
-    ledger: RangeLedger,
-    spark_context: Any,
-    folder: str,
-) -> list[SplitResult]:
-    """Read in waves until nothing is left or nothing more can be read.
+def read_all(this: Run, scans: Sequence[TableScan], outcome: Outcome, publisher: Publisher) -> None:
+    """Read in waves until nothing is left of any table, or nothing more can be read."""
+    from ringsync.replica.session import spark_session
 
-    :param folder: the stream's folder for the rows
-    """
-    config, store = application.config, application.store
-    results: list[SplitResult] = []
-    idle = 0
-    ring_digest = plan.scan.ring_digest
-    with ControlServer(host=driver_host(spark_context), handlers=collector.handlers) as control:
-        control.watch_limits(store, application.run, cluster_limits(config))
-        schemas = put_schemas(store, config, sync_table(store, config, plan.scan.table), plan.topic)
-        task = BootstrapTask(config, plan, control.address, ledger.attempt, folder, schemas)
+    application, config = this.application, this.application.config
+    title = scans[0].plan.scan.table.full_name if outcome.alone else f"{len(scans)} tables"
+    spark_context = spark_session(f"bootstrap_scan {title} {application.run}").sparkContext
+    by_id = {scan.plan.bootstrap.id: scan for scan in scans}
+    calls = handlers(
+        [scan.collector for scan in scans], lambda collector: publisher.finish(by_id[collector.ledger.bootstrap_id])
+    )
+    with ControlServer(host=driver_host(spark_context), handlers=calls) as control:
+        control.watch_limits(application.store, application.run, cluster_limits(config))
+        task = BootstrapTask(config, control.address)
         for wave in itertools.count():
-            left = collector.left
-            if not left or idle == IDLE_WAVES:
-                return results
-            if idle:
+            wanted = [scan for scan in scans if scan.must_read]
+            if not wanted:
+                return
+            if all(scan.idle for scan in wanted):
                 time.sleep(IDLE_PAUSE_S)
-            splits, digest = plan_wave(config, plan, collector, left, spark_context.defaultParallelism)
-            if digest != ring_digest:
-                _topology_changed(config, ring_digest, digest)
-                ring_digest = digest
-            collector.failed.clear()
-            results += _read_wave(spark_context, task, wave, splits, collector)
-            check_schema(config, plan)
-            idle = idle + 1 if collector.left == left else 0
-    return results
-
-
-def plan_wave(
-    config: Config, plan: BootstrapPlan, collector: Collector, left: TokenSet, parallelism: int
-) -> tuple[tuple[Split, ...], str]:
-    """Cut what is left into splits by the best estimate of the table's size; failed ranges get splits of their own.
-
-    :param parallelism: tasks that run at the same time
-    :returns: the splits, and the digest of the ring that they were cut for
-    """
-    session = connect(cluster_settings(config))
-    size, part = collector.estimate()
-    whole = round(size / part) if part >= TRUSTED_PART else plan.estimated_bytes
-    failed = intersection(left, collector.failed)
-    minimum = plan.splits or max(config.scan.min_splits, 2 * parallelism)
-    if plan.splits:
-        config = config.model_copy(update={"scan": config.scan.model_copy(update={"max_splits": plan.splits})})
-    splits: list[Split] = []
-    digest = ""
-    for ranges, least in ((subtract(left, failed), minimum), (failed, len(failed))):
-        if ranges:
-            scan = cut(session, config, plan.scan, ranges, SizeEstimate(0, whole), minimum=least)
-            splits += scan.splits
-            digest = scan.ring_digest
-    return tuple(splits), digest
+            _read_wave(this, wave, wanted, task, spark_context, outcome)
 
 
 def _read_wave(
-    spark_context: Any, task: BootstrapTask, wave: int, splits: tuple[Split, ...], collector: Collector
-) -> list[SplitResult]:
-    described = [(f"{wave:03d}-{number:05d}", split_to_json(split)) for number, split in enumerate(splits)]
+    this: Run, wave: int, wanted: Sequence[TableScan], task: BootstrapTask, spark_context: Any, outcome: Outcome
+) -> None:
+    left = {scan.name: scan.collector.left for scan in wanted}
+    least = max(
+        1, -(-max(this.application.config.scan.min_splits, 2 * spark_context.defaultParallelism) // len(wanted))
+    )
+    began_s = time.monotonic()
+    sized: list[tuple[float, Piece]] = []
+    reading: list[TableScan] = []
+    for scan in wanted:
+        try:
+            pieces, size = plan_pieces(this, wave, scan, left[scan.name], least, began_s)
+        except Exception as error:
+            scan.collector.over = True
+            outcome.failed(scan.name, error)
+            continue
+        scan.collector.failed.clear()
+        scan.collector.begin(piece.name for piece in pieces)
+        sized += [(size / len(pieces), piece) for piece in pieces]
+        reading.append(scan)
     try:
-        return list(spark_context.parallelize(described, len(described)).mapPartitions(task).collect())
-    except Exception:
-        if collector.fatal:
-            raise collector.fatal from None
-        raise
-    finally:
-        collector.forget_readers()
+        groups = together(sized, spark_context.defaultParallelism)
+        if groups:
+            tasks = spark_context.parallelize(groups, len(groups))
+            tasks.foreachPartition(task)
+    except Exception as error:
+        if outcome.alone and reading[0].collector.fatal is None:
+            raise
+        # A worker has died, maybe for one table's rows. What is left of all is tried again, as after unread ranges.
+        print(f"ringsync: warning: a Spark task failed: {plain(error)}", flush=True)
+    for scan in reading:
+        scan.collector.forget_readers()
+        if scan.collector.over:
+            continue
+        try:
+            if isinstance(scan.collector.fatal, Exception):
+                check_not_replaced(this.application.run, scan.collector.fatal)
+            check_schema(this.shared, scan.plan)
+            if scan.collector.fatal is not None:
+                raise scan.collector.fatal
+        except Exception as error:
+            check_not_replaced(this.application.run, error)
+            scan.collector.over = True
+            outcome.failed(scan.name, error)
+        scan.idle = scan.idle + 1 if scan.collector.left == left[scan.name] else 0
+
+
+def plan_pieces(
+    this: Run, wave: int, scan: TableScan, left: TokenSet, least: int, moment_s: float
+) -> tuple[list[Piece], float]:
+    """Cut what is left of a table into pieces for tasks, by the present ring.
+
+    :param least: least number of splits
+    :param moment_s: begin of the wave, on the monotonic clock
+    :returns: the pieces, and the estimated bytes of their result pages
+    :raises StepError: nodes have joined or left, and the configuration wants to stop then
+    """
+    splits, digest, size = plan_wave(this, scan.plan, scan.collector, left, least, moment_s)
+    if digest != scan.ring_digest:
+        _topology_changed(this.application.config, scan.ring_digest, digest)
+        scan.ring_digest = digest
+    assert scan.task is not None, "a table of which nothing is left is not read"
+    return [
+        Piece(scan.task, f"{wave:03d}-{number:05d}", split_to_json(split)) for number, split in enumerate(splits)
+    ], size
+
+
+def plan_wave(
+    this: Run, plan: BootstrapPlan, collector: Collector, left: TokenSet, least: int, moment_s: float
+) -> tuple[tuple[Split, ...], str, float]:
+    """Cut what is left into splits by the best estimate of the table's size; failed ranges get splits of their own.
+
+    :returns: the splits, the digest of the ring that they were cut for, and the estimated bytes of what is left
+    """
+    config, shared = this.application.config, this.shared
+    size, part = collector.estimate()
+    whole = round(size / part) if part >= TRUSTED_PART else plan.estimated_bytes
+    failed = intersection(left, collector.failed)
+    minimum = plan.splits or least
+    if plan.splits:
+        config = config.model_copy(update={"scan": config.scan.model_copy(update={"max_splits": plan.splits})})
+    ring, datacenter = shared.ring(plan.scan.table.keyspace, moment_s), shared.datacenter
+    splits: list[Split] = []
+    for ranges, number in ((subtract(left, failed), minimum), (failed, len(failed))):
+        if ranges:
+            estimate = SizeEstimate(0, whole)
+            splits += cut(ring, datacenter, config, plan.scan, ranges, estimate, minimum=number).splits
+    return tuple(splits), ring.digest, whole * fraction(left)
 
 
 def _topology_changed(config: Config, before: str, now: str) -> None:
@@ -180,13 +343,13 @@ def _topology_changed(config: Config, before: str, now: str) -> None:
     print(f"ringsync: the ring has changed ({before[:12]} is {now[:12]} now): the rest is planned anew", flush=True)
 
 
-def check_schema(config: Config, plan: BootstrapPlan) -> None:
+def check_schema(shared: Shared, plan: BootstrapPlan) -> None:
     """Check that the table still is what the plan says.
 
     :raises StepError: it is not
     """
     planned = plan.scan.table
-    now = read_table(connect(cluster_settings(config)), planned.keyspace, planned.name)
+    now = shared.table(planned.keyspace, planned.name)
     columns = {column.name for column in now.columns}
     wanted = [column.name for column in planned.columns]
     same = (
@@ -200,14 +363,13 @@ def check_schema(config: Config, plan: BootstrapPlan) -> None:
         )
 
 
-def describe(collector: Collector, ledger: RangeLedger, results: list[SplitResult], seconds: float) -> Report:
+def describe(collector: Collector, seconds: float) -> Report:
     """Return the report of what was read, by this run and by those before it.
 
     :raises StepError: rows of this run are unaccounted for
     """
-    ranges = collector.ranges
-    read = sum(split.rows_read for split in results)
-    committed = sum(split.rows_committed for split in results)
+    ranges, ledger = collector.ranges, collector.ledger
+    read, committed = collector.rows_read, collector.rows_committed
     recorded = sum(done.rows for done in ranges if done.attempt == ledger.attempt)
     if committed != recorded:
         raise StepError(

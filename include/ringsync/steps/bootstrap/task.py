@@ -11,15 +11,17 @@ import itertools
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
 import pyarrow as pa
 
-from ringsync.cluster.control import ControlAddress, ControlClient
+from ringsync.cluster.control import ControlAddress, ControlClient, DriverGoneError
+from ringsync.cluster.limits import Permits
 from ringsync.config import Config
 from ringsync.images.queries import snapshot_queries
 from ringsync.images.schema import lake_names, row_image_schema
@@ -28,10 +30,12 @@ from ringsync.replica.data_files import DataFileWriter, first_row_of_last_token,
 from ringsync.replica.delta_log import DataFile
 from ringsync.ring.splits import Split
 from ringsync.sources.scan.images import read_images
-from ringsync.sources.scan.plan import split_from_json
+from ringsync.sources.scan.plan import ScanPlan, split_from_json
 from ringsync.sources.scan.scan import Unread
+from ringsync.steps.application import task_failure
 from ringsync.steps.bootstrap.plan import BootstrapPlan
 from ringsync.steps.bootstrap.publish import Outputs
+from ringsync.steps.tables import at_once
 from ringsync.storage.port import ObjectStore
 from ringsync.streams.files import FileStream, Part, PartWriter
 from ringsync.streams.messages import Messages, snapshot_messages
@@ -47,40 +51,81 @@ PROGRESS_INTERVAL_S = 1.0
 
 
 @dataclass(frozen=True)
-class SplitResult:
-    """What became of the rows of a split."""
+class TableTask:
+    """What the tasks of a run need to know of a table.
 
-    rows_read: int
-    rows_committed: int
-
-
-@dataclass(frozen=True)
-class BootstrapTask:
-    """Reads the splits that Spark gives to one task.
-
-    :ivar control: address of the driver's control server
     :ivar attempt: number of the bootstrap's attempt; part of the files' names
     :ivar folder: the stream's folder for the rows
     :ivar schema_version: version of the stream's schemas
     """
 
-    config: Config
     plan: BootstrapPlan
-    control: ControlAddress
     attempt: int
     folder: str
     schema_version: int
 
-    def __call__(self, splits: Iterable[tuple[str, dict[str, Any]]]) -> Iterator[SplitResult]:
-        config, store = self.config, store_of(self.config)
-        for name, split in splits:
-            with ControlClient(self.control) as control:
-                writer = RangeWriter(RowFiles(self, store, name), control, name, config.scan.commit_interval_s)
-                read_split(self, split_from_json(split), writer, control)
-                yield writer.result()
+
+@dataclass(frozen=True)
+class Piece:
+    """A split of a table.
+
+    :ivar name: unique in the attempt
+    :ivar split: :func:`ringsync.sources.scan.plan.split_to_json`
+    """
+
+    table: TableTask
+    name: str
+    split: Mapping[str, Any]
 
 
-def read_split(task: BootstrapTask, split: Split, writer: RangeWriter, control: ControlClient) -> None:
+@dataclass(frozen=True)
+class TableControl:
+    """Calls the driver's handlers for one table."""
+
+    control: ControlClient
+    bootstrap: str
+
+    def call(self, name: str, /, **content: Any) -> dict[str, Any]:
+        """Call a handler as :meth:`ControlClient.call` does."""
+        return self.control.call(name, bootstrap=self.bootstrap, **content)
+
+
+@dataclass(frozen=True)
+class BootstrapTask:
+    """Reads the splits that Spark gives to one task. An error ends a split, and its table; the others are read.
+
+    :ivar control: address of the driver's control server
+    """
+
+    config: Config
+    control: ControlAddress
+
+    def __call__(self, groups: Iterable[Sequence[Piece]]) -> None:
+        store = store_of(self.config)
+        for group in groups:
+            deque(at_once(partial(self._read, store), group), maxlen=0)
+
+    def _read(self, store: ObjectStore, piece: Piece) -> None:
+        # The driver takes back what it has granted to a client that is gone.
+        with ControlClient(self.control) as control:
+            self._read_with(control, store, piece)
+
+    def _read_with(self, control: ControlClient, store: ObjectStore, piece: Piece) -> None:
+        driver = TableControl(control, piece.table.plan.bootstrap.id)
+        files = RowFiles(self.config, piece.table, store, piece.name)
+        writer = RangeWriter(files, driver, piece.name, self.config.scan.commit_interval_s)
+        try:
+            read_split(self.config, piece.table.plan.scan, split_from_json(piece.split), writer, control, driver)
+        except DriverGoneError:
+            raise
+        except Exception as error:
+            driver.call("gave_up", **task_failure(error))
+        driver.call("ended", name=piece.name, rows_read=writer.rows_read, rows_committed=writer.rows_committed)
+
+
+def read_split(
+    config: Config, plan: ScanPlan, split: Split, writer: RangeWriter, permits: Permits, driver: TableControl
+) -> None:
     """Read a split's ranges one after another into the writer. A split that is too large is read in part.
 
     What cannot be read is reported to the driver.
@@ -90,15 +135,14 @@ def read_split(task: BootstrapTask, split: Split, writer: RangeWriter, control: 
     :raises ControlError: the driver did not take a range: another run owns the bootstrap
     :raises DriverGoneError: the driver's process has ended
     """
-    config = task.config
     budget = SPLITS_IN_ONE * config.scan.split_size_mb * 2**20
     size = 0
     with Behind(BATCHES_AHEAD) as behind:
-        for part, pages in read_images(config, task.plan.scan, split, control):
+        for part, pages in read_images(config, plan, split, permits):
             behind.do(writer.begin, part.range.start)
             for page in pages:
                 if isinstance(page, Unread):
-                    control.call("unread", start=page.range.start, end=page.range.end, reason=page.reason)
+                    driver.call("unread", start=page.range.start, end=page.range.end, reason=page.reason)
                     behind.do(writer.skip, page.range.start, page.range.end)
                     continue
                 size += page.size
@@ -115,15 +159,16 @@ def read_split(task: BootstrapTask, split: Split, writer: RangeWriter, control: 
 class RangeWriter:
     """Collects the rows of adjacent token ranges in files, and has them committed when a token has ended.
 
-    :param control: address of the driver's control server; the driver commits
+    :param control: calls the driver, which commits
     :param name: the split's name, unique in the attempt
     :param commit_interval_s: longest time between two commits
+    :ivar rows_read: rows that were added, or left out; ``rows_committed``: those of them that were committed
     """
 
     def __init__(
         self,
         files: RowFiles,
-        control: ControlClient,
+        control: TableControl,
         name: str,
         commit_interval_s: float,
         clock: Callable[[], float] = time.monotonic,
@@ -138,7 +183,7 @@ class RangeWriter:
         self._last: int | None = None  # token of the last row since the start
         self._counts = Counts()  # since the start
         self._committed_at = self._reported_at = clock()
-        self._rows_read = self._rows_committed = 0
+        self.rows_read = self.rows_committed = 0
 
     def begin(self, token: int) -> None:
         """Note where the range of the next rows starts."""
@@ -155,7 +200,7 @@ class RangeWriter:
         """
         self._counts.pages += pages
         self._counts.bytes += size
-        self._rows_read += batch.num_rows
+        self.rows_read += batch.num_rows
         if batch.num_rows:
             boundary, token = first_row_of_last_token(batch), last_token(batch)
             self._write(batch.slice(0, boundary))
@@ -188,17 +233,13 @@ class RangeWriter:
 
         :param rows_left_out: rows of the last page that are not added
         """
-        self._rows_read += rows_left_out
+        self.rows_read += rows_left_out
         self._commit(token)
 
     def finish(self) -> None:
         """Commit what is complete."""
         if self._start is not None:
             self._commit(self._reached)
-
-    def result(self) -> SplitResult:
-        """Return what became of the rows, once everything is done."""
-        return SplitResult(self._rows_read, self._rows_committed)
 
     def _is_due(self) -> bool:
         return self._files.are_full or self._clock() - self._committed_at >= self._commit_interval_s
@@ -216,7 +257,7 @@ class RangeWriter:
         outputs = self._files.take()
         counts = asdict(self._counts)
         self._control.call("commit", name=self._name, start=self._start, end=token, outputs=outputs.to_json(), **counts)
-        self._rows_committed += self._counts.rows
+        self.rows_committed += self._counts.rows
         self._begin_anew(token)
 
     def _begin_anew(self, token: int) -> None:
@@ -251,9 +292,9 @@ class RowFiles:
     :param name: the split's name, unique in the attempt
     """
 
-    def __init__(self, task: BootstrapTask, store: ObjectStore, name: str) -> None:
+    def __init__(self, config: Config, task: TableTask, store: ObjectStore, name: str) -> None:
         self._task = task
-        self._config = task.config
+        self._config = config
         self._store = store
         self._stream = FileStream(store, task.plan.topic)
         table = task.plan.scan.table

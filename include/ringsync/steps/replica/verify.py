@@ -1,47 +1,64 @@
 """The comparison of source and replica, cell by cell, and the repair of differences (docs/replica.md).
 
 Both sides are seen as of one moment, now: expired cells are gone from both. Each token range is summed up to a checksum
-on both sides; only ranges whose checksums differ are read again and compared row by row.
+on both sides, those of several tables in one Spark job; only ranges whose checksums differ are read again and compared
+row by row.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ringsync.cluster.control import ControlClient, ControlServer
 from ringsync.cluster.session import connect
+from ringsync.cluster.shared import KnownTables, Shared, TableName, read_known_tables
 from ringsync.config import Config
 from ringsync.ledger.gaps import note_verified
 from ringsync.ledger.table_versions import as_recorded, version_of
 from ringsync.ring.tokens import WHOLE_RING
 from ringsync.sources.scan.plan import ScanPlan, Selection, within
 from ringsync.sources.scan.planning import make_scan_plan
-from ringsync.status import read_statuses
-from ringsync.steps.application import Application, ExitCode, Report, StepError
+from ringsync.status import Status, read_statuses
+from ringsync.steps.application import Application, ExitCode, Report, StepError, TaskFailedError
 from ringsync.steps.replica.follow_schema import followed_state
 from ringsync.steps.replica.session import check_session, store_session
+from ringsync.steps.tables import Outcome, attempts, chosen, failed_before, in_all
 from ringsync.storage import delta_options
 from ringsync.storage.port import ObjectStore
-from ringsync.wiring import cluster_limits, cluster_settings
+from ringsync.wiring import cluster_settings
 
 if TYPE_CHECKING:
     from ringsync.replica.changes import ReplicaState
+    from ringsync.schema.table import TableSchema
+    from ringsync.steps.replica.checksums import Sides
 
 Ranges = Sequence[tuple[int, int]]
-ROWS_OF_A_TASK = 100_000
-"""About how many of the replica's rows a task reads; it opens both tables of the replica."""
-CHANGES_OF_A_TASK = 32 << 20
-"""About how many bytes of the table of changes a task has in memory."""
+
+TABLES_OF_A_JOB = 100
+"""Most tables that are summed up in one Spark job. All of them are seen as of one moment, which must not be long ago
+when the last of them is read: servers forget what expired since."""
 
 REPAIRS = 5
 """How often a repair is begun while merges are faster."""
 
 
+@dataclass(frozen=True)
+class Verified:
+    """A table whose replica is compared.
+
+    :ivar table: as its history has it
+    :ivar sides: both sides as of the moment of the comparison
+    """
+
+    table: TableSchema
+    sides: Sides
+
+
 def run(application: Application, clock: Callable[[], float] = time.time) -> tuple[Report, ExitCode]:
-    """Verify, and repair if asked.
+    """Verify, and repair if asked. In a run for several tables each fails for itself.
 
     :returns: exit code 1 when differences are left
     :raises ConfigError: Spark lacks a jar to reach the object store
@@ -49,78 +66,174 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
     :raises ScanError: the source could not be read; for a repair of a table that is followed, from all replicas
     :raises ReplicaMismatchError: the replica is of another table id, or cannot follow the table's schema yet
     """
-    from ringsync.replica.base import base_folder, own_properties, replica_folder
+    config = application.config
+    check_session(application)
+    session = connect(cluster_settings(config))
+    outcome, known = Outcome(alone=not application.patterns), None
+    more: Report = {}
+    if outcome.alone:
+        tables = [application.one_table]
+    else:
+        known = read_known_tables(session, [config.state.keyspace])
+        tables, more = tables_of(application, known, outcome)
+    shared = Shared(session, known)
+    title = f"{len(tables)} tables" if application.patterns else ".".join(tables[0])
+    spark: Any = None
+    for some in (tables[start : start + TABLES_OF_A_JOB] for start in range(0, len(tables), TABLES_OF_A_JOB)):
+        now, statuses = int(clock()), read_statuses(application.store)
+        work = partial(open_table, application, shared, now, statuses)
+        opened = [verified for _, verified in attempts(application.run, some, work, outcome)]
+        if opened:
+            spark = spark or store_session(application, f"replica_verify {title} {application.run}")
+            compare_tables(application, spark, opened, outcome, clock)
+    report, code = in_all(outcome, last=True)
+    return {**report, **more}, code
+
+
+def tables_of(application: Application, known: KnownTables, outcome: Outcome) -> tuple[list[TableName], dict[str, Any]]:
+    """Find the tables of a run for several: those of its bootstrap, or all that are named and have a replica.
+
+    :returns: the tables, and more for the report: the tables that a pattern matches, and that have no replica
+    """
+    from ringsync.steps.bootstrap.plan import plans_of
+
+    store = application.store
+    outcome.failures = failed_before(application)
+    if (plans := plans_of(store, application.run)) or outcome.failures:
+        return [name for name in plans if outcome.goes_on(name)], {}
+    tables, outcome.failures = chosen(application.patterns, known)
+    keys = {stat.key.split("/base/")[0] for stat in store.list("replica/") if "/base/_delta_log/" in stat.key}
+    named = {pattern.name for pattern in application.patterns if pattern.is_name}
+    without = [name for name in tables if name not in named and f"replica/{'/'.join(name)}" not in keys]
+    return [name for name in tables if name not in without], {"without_replica": [".".join(name) for name in without]}
+
+
+def open_table(
+    application: Application, shared: Shared, now: int, statuses: Mapping[str, Status], name: TableName
+) -> Verified:
+    """Find out how both sides of a table are read; the errors are those of :func:`run`.
+
+    :param now: moment of the comparison, s since the epoch
+    :param statuses: of the loops
+    """
+    from ringsync.replica.base import base_folder, own_properties
+    from ringsync.replica.delta_log import read_snapshot
+    from ringsync.steps.replica.checksums import Sides
+
+    config, store = application.config, application.store
+    folder = base_folder(*name)
+    properties = own_properties(read_snapshot(store, folder).metadata.get("configuration") or {})
+    if not properties:
+        raise StepError(f"{store.uri(folder)}: there is no replica of {'.'.join(name)}: trigger bootstrap_table first")
+    selection = Selection.from_json(properties["selection"])
+    plan = make_scan_plan(shared.session, config, *name, now=now, selection=selection, shared=shared)
+    # Recorded before it is used: the history gives columns their names in the lake.
+    table = as_recorded(store, plan.table) if plan.table.is_selection else version_of(store, plan.table).table
+    return Verified(table, Sides(replace(plan, table=table), state_of(application, table, statuses)))
+
+
+def state_of(
+    application: Application, table: TableSchema, statuses: Mapping[str, Status] | None = None
+) -> ReplicaState:
+    """Read the state of a replica.
+
+    :param statuses: of the loops, read before; None: they are read now
+    """
+    config, store = application.config, application.store
+    # Read first: the replica has all of this by then.
+    complete_until_us = synced_until_us(read_statuses(store) if statuses is None else statuses, table.table_id)
+    present = followed_state(store, table, delta_options(**config.store.model_dump()))
+    assert present is not None, f"the replica of {table.full_name} was there a moment ago"
+    return replace(present, as_of_us=max(present.as_of_us, complete_until_us))
+
+
+def compare_tables(
+    application: Application, spark: Any, opened: Sequence[Verified], outcome: Outcome, clock: Callable[[], float]
+) -> None:
+    """Compare some tables, and repair them if asked; note what became of each."""
+    from ringsync.steps.replica.checksums import checksums
+
+    edges, run = boundaries(application.config), f"verify-{application.run}"
+    found = checksums(spark.sparkContext, application, run, [verified.sides for verified in opened], edges)
+
+    def compared(verified: Verified, sums: Any) -> tuple[Report, ExitCode]:
+        if isinstance(sums, TaskFailedError):
+            raise sums
+        return compare_table(application, spark, verified, sums, clock)
+
+    for verified, sums in zip(opened, found, strict=True):
+        name = verified.table.keyspace, verified.table.name
+        try:
+            outcome.done(name, *compared(verified, sums))
+        except Exception as error:
+            outcome.failed(name, error)
+
+
+def compare_table(
+    application: Application, spark: Any, verified: Verified, sums: tuple[Any, Any], clock: Callable[[], float]
+) -> tuple[Report, ExitCode]:
+    """Compare the rows of the ranges whose checksums differ, and repair them if asked.
+
+    :param sums: checksums of source and replica
+    """
+    from ringsync.replica.base import replica_folder
     from ringsync.replica.changes import check_base, outdate_merges
     from ringsync.replica.compare import Comparison, compare_ranges, repair
-    from ringsync.replica.delta_log import read_snapshot
     from ringsync.replica.session import limit_batches
     from ringsync.replica.table import ReplicaTable, token_condition
     from ringsync.replica.view import as_selected, live
     from ringsync.sources.cassandra_table import CassandraTable
+    from ringsync.steps.replica.checksums import Sides, checksums
 
-    config, store = application.config, application.store
-    check_session(application)
-    keyspace, name = application.one_table
-    folder = base_folder(keyspace, name)
-    properties = own_properties(read_snapshot(store, folder).metadata.get("configuration") or {})
-    if not properties:
-        raise StepError(f"{store.uri(folder)}: there is no replica of {keyspace}.{name}: trigger bootstrap_table first")
-    selection = Selection.from_json(properties["selection"])
-    plan = make_scan_plan(
-        connect(cluster_settings(config)), config, keyspace, name, now=int(clock()), selection=selection
-    )
-    # Recorded before it is used: the history gives columns their names in the lake.
-    table = as_recorded(store, plan.table) if plan.table.is_selection else version_of(store, plan.table).table
-    plan = replace(plan, table=table)
-    spark = store_session(application, f"replica_verify {table.full_name} {application.run}")
-    spark.dataSource.register(CassandraTable)
-    replica = ReplicaTable(store.uri(replica_folder(keyspace, name)), table)
-
-    def state() -> ReplicaState:
-        complete_until_us = synced_until_us(store, table.table_id)  # read first: the replica has all of this by then
-        present = followed_state(store, table, delta_options(**config.store.model_dump()))
-        assert present is not None, f"{replica.uri} was there a moment ago"
-        return replace(present, as_of_us=max(present.as_of_us, complete_until_us))
+    config, store, table, plan = application.config, application.store, verified.table, verified.sides.plan
+    replica = ReplicaTable(store.uri(replica_folder(table.keyspace, table.name)), table)
+    edges = boundaries(config)
 
     def source_images(ranges: Ranges, level: str = plan.consistency_level) -> Any:
+        spark.dataSource.register(CassandraTable)
         reader = spark.read.format("cassandra_table").option("config", application.config_path)
         asked = replace(within(plan, ranges), consistency_level=level)
         return reader.option("plan", asked.to_json()).load()
 
-    def compare(seen: ReplicaState) -> Comparison:
-        edges = boundaries(config)
+    def replica_images(seen: ReplicaState, ranges: Ranges) -> Any:
         limit_batches(spark, seen.base_rows + seen.changed_rows, seen.base_bytes + seen.changed_bytes)
+        # The condition comes first: otherwise all rows would go through the functions in Python.
+        return live(replica.images_at(spark, seen).where(token_condition(ranges)), table, plan.now)
+
+    def compare(seen: ReplicaState, sums: tuple[Any, Any]) -> Comparison:
         return compare_ranges(
-            source_checksums(spark, application, plan, edges),
-            replica_checksums(spark, plan, seen, edges),
+            *sums,
             lambda ranges: as_selected(source_images(ranges), table, plan.now),
-            # The condition comes first: otherwise all rows would go through the functions in Python.
-            lambda ranges: live(replica.images_at(spark, seen).where(token_condition(ranges)), table, plan.now),
+            lambda ranges: replica_images(seen, ranges),
             edges,
             table,
             changed_after_us=seen.as_of_us,
             limit=config.verify.max_listed_differences,
         )
 
-    seen = state()
-    comparison = compare(seen)
+    seen = verified.sides.seen
+    comparison = compare(seen, sums)
     report = {**describe(comparison, plan), "replica_pass": seen.applied}
     if application.options.repair and not comparison.is_equal:
-        level, first = repair_level(store, plan), seen
+        level, first, differing = repair_level(store, plan), seen, comparison.differing_ranges
 
         def correct() -> Any:
             return repair(
                 replica,
-                source_images(comparison.differing_ranges, level),
-                comparison.differing_ranges,
-                up_to_pass=state().applied,
+                source_images(differing, level),
+                differing,
+                up_to_pass=state_of(application, table).applied,
                 properties={"run_id": application.run},
                 check=lambda: check_base(store, table, first),
             )
 
         written = again_after_conflicts(correct)
         outdate_merges(store, table, int(clock() * 1000))
-        comparison = compare(state())
+        now = state_of(application, table)
+        (again,) = checksums(spark.sparkContext, application, f"verify-{application.run}", [Sides(plan, now)], edges)
+        if isinstance(again, TaskFailedError):
+            raise again
+        comparison = compare(now, again)
         report = {
             **describe(comparison, plan),
             "before_repair": report,
@@ -157,51 +270,16 @@ def repair_level(store: ObjectStore, plan: ScanPlan) -> str:
     return "ALL" if published else plan.consistency_level
 
 
-def synced_until_us(store: ObjectStore, table_id: str) -> int:
+def synced_until_us(statuses: Mapping[str, Status], table_id: str) -> int:
     """Return the moment until which the sync has brought all rows but late ones to a replica, µs since the epoch.
 
     Without it, any difference written after the bootstrap would count as a change that is on its way.
 
     :returns: 0: unknown
     """
-    tables = read_statuses(store).get("bucket_close/close", {}).get("tables", {})
+    tables = statuses.get("bucket_close/close", {}).get("tables", {})
     moments = [table.get("complete_until_ms") for table in tables.values() if table["table_id"] == table_id]
     return max((moment * 1000 for moment in moments if moment), default=0)
-
-
-def source_checksums(spark: Any, application: Application, plan: ScanPlan, edges: Sequence[int]) -> Any:
-    """Return the source's checksums: a task reads a split."""
-    from ringsync.images.live import selected_rows
-    from ringsync.replica.checksum import range_checksums
-    from ringsync.sources.cassandra_table import read_split
-
-    config = application.config
-    with ControlServer(host=spark.conf.get("spark.driver.host", "127.0.0.1")) as control:
-        control.watch_limits(application.store, f"verify-{application.run}", cluster_limits(config))
-        address = control.address
-
-        def read(piece: int) -> Iterator[Any]:
-            with ControlClient(address) as permits:
-                for batch in read_split(config, plan, plan.splits[piece], permits):
-                    yield selected_rows(batch, plan.table, plan.now)
-
-        return range_checksums(spark, len(plan.splits), read, plan.table, edges)
-
-
-def replica_checksums(spark: Any, plan: ScanPlan, seen: ReplicaState, edges: Sequence[int]) -> Any:
-    """Return the replica's checksums: a task reads some token ranges."""
-    from ringsync.images.live import shown_rows
-    from ringsync.replica.checksum import range_checksums
-    from ringsync.replica.lookup import images_between
-
-    wanted = (seen.base_rows + seen.changed_rows) // ROWS_OF_A_TASK, seen.changed_bytes // CHANGES_OF_A_TASK
-    pieces = min(max(spark.sparkContext.defaultParallelism, *wanted), len(edges) - 1)
-    ends = [edges[(len(edges) - 1) * piece // pieces] for piece in range(pieces + 1)]
-
-    def read(piece: int) -> Iterator[Any]:
-        return shown_rows(images_between(seen, plan.table, ends[piece], ends[piece + 1]), plan.table, plan.now)
-
-    return range_checksums(spark, pieces, read, plan.table, edges)
 
 
 def boundaries(config: Config) -> list[int]:

@@ -1,0 +1,126 @@
+"""What several tables of one run need to know of the cluster, read once for all of them.
+
+A schema holds as long as the node that is asked has the same schema version, a digest of all that it knows. A ring has
+no such version: a reading counts for all who asked before it began.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from ringsync.cluster.cluster import read_hosts, read_replications
+from ringsync.cluster.node import ask_one, one_node, schema_version
+from ringsync.cluster.schema import SYSTEM_KEYSPACES, read_table, tables_of
+from ringsync.ring.ring import Host, RingSnapshot
+from ringsync.schema.table import TableSchema
+
+Read = TypeVar("Read")
+TableName = tuple[str, str]
+"""Keyspace and table, without quotes."""
+
+
+class Reading(Generic[Read]):
+    """Something that several threads read, once for all that ask at the same time.
+
+    :param read: reads it; is given the moment that it was asked for
+    """
+
+    def __init__(self, read: Callable[[float], Read], clock: Callable[[], float] = time.monotonic) -> None:
+        self._read, self._clock = read, clock
+        self._lock = threading.Lock()
+        self._latest: tuple[float, Read] | None = None
+
+    def since(self, moment_s: float) -> Read:
+        """Return a reading that began at this moment or later.
+
+        :param moment_s: on the clock, in seconds; minus infinity: any reading does
+        """
+        with self._lock:
+            if self._latest is None or self._latest[0] < moment_s:
+                began = self._clock()
+                self._latest = began, self._read(moment_s)
+            return self._latest[1]
+
+
+@dataclass(frozen=True)
+class KnownTables:
+    """The users' tables as one node has them.
+
+    :ivar version: the node's schema version
+    :ivar names: names of all tables, also of those that cannot be read; views are none
+    :ivar tables: those that :func:`ringsync.cluster.schema.read_table` would return
+    """
+
+    version: str
+    names: tuple[TableName, ...]
+    tables: Mapping[TableName, TableSchema]
+
+
+def read_known_tables(session: Any, own_keyspaces: Collection[str] = ()) -> KnownTables:
+    """Read all users' tables.
+
+    :param own_keyspaces: further keyspaces that are not users'
+    :raises ChangingSchemaError: the schema changes all the time
+    """
+    hidden = SYSTEM_KEYSPACES | {*own_keyspaces}
+
+    def read(node: Any) -> KnownTables:
+        version, everything = schema_version(node), tables_of(node)
+        headers = node.execute("SELECT keyspace_name, table_name, flags FROM system_schema.tables")
+        flags = {(row.keyspace_name, row.table_name): row.flags or () for row in headers}
+        tables = {(table.keyspace, table.name): table for table in everything.tables}
+        names = sorted(name for name in flags if name[0] not in hidden)
+        plain = {name: tables[name] for name in names if name in tables and "compound" in flags[name]}
+        return KnownTables(version, tuple(names), plain)
+
+    return ask_one(session, read)
+
+
+class Shared:
+    """What the tables of a run share.
+
+    :param session: a ``cassandra.cluster.Session`` with the driver's default row factory
+    :param known: all tables; None: for a run of one table, which reads just that one
+    :ivar schema_changes: to be held while the schema is changed: changes go one after another
+    """
+
+    def __init__(self, session: Any, known: KnownTables | None = None) -> None:
+        self.session, self.known = session, known
+        self.schema_changes = threading.Lock()
+        self._lock = threading.Lock()
+        self._hosts: Reading[tuple[Host, ...]] = Reading(lambda _: read_hosts(session))
+        self._rings: dict[str, Reading[RingSnapshot]] = {}
+
+    def table(self, keyspace: str, name: str) -> TableSchema:
+        """Return a table as it is now.
+
+        :raises SchemaError: as :func:`ringsync.cluster.schema.read_table`
+        """
+        found = self.known.tables.get((keyspace, name)) if self.known else None
+        if found is None or self.known is None or schema_version(one_node(self.session)) != self.known.version:
+            return read_table(self.session, keyspace, name)
+        return found
+
+    def ring(self, keyspace: str, moment_s: float = float("-inf")) -> RingSnapshot:
+        """Return the ring as a node sees it at a moment, or later.
+
+        :param moment_s: of the monotonic clock, s
+        :raises RingError: the ring is not supported, changes now, or the keyspace does not exist
+        """
+        with self._lock:
+            reading = self._rings.setdefault(keyspace, Reading(lambda moment_s: self._read_ring(keyspace, moment_s)))
+        return reading.since(moment_s)
+
+    def _read_ring(self, keyspace: str, moment_s: float) -> RingSnapshot:
+        hosts = self._hosts.since(moment_s)
+        return RingSnapshot(hosts, read_replications(self.session, [keyspace])[keyspace])
+
+    @property
+    def datacenter(self) -> str:
+        """The local datacenter."""
+        # The policy asks only nodes of it.
+        return str(self.session.execute("SELECT data_center FROM system.local").one().data_center)

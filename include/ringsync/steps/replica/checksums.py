@@ -1,0 +1,156 @@
+"""The checksums of source and replica of several tables, in one Spark job (docs/replica.md).
+
+A task reads pieces of both sides, and returns only their sums. An error ends a piece, and its table; the others are
+summed up.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import pyarrow as pa
+
+from ringsync.cluster.control import ControlAddress, ControlClient, ControlServer, DriverGoneError
+from ringsync.cluster.limits import Permits
+from ringsync.config import Config
+from ringsync.images.live import selected_rows, shown_rows
+from ringsync.replica.checksum import check_boundaries, partial_checksums, sum_up
+from ringsync.replica.lookup import images_between
+from ringsync.ring.splits import Split
+from ringsync.sources.cassandra_table import read_split
+from ringsync.sources.scan.plan import ScanPlan
+from ringsync.steps.application import Application, TaskFailedError, driver_host, task_failure
+from ringsync.steps.tables import at_once, together
+from ringsync.wiring import cluster_limits
+
+if TYPE_CHECKING:
+    from ringsync.replica.changes import ReplicaState
+
+ROWS_OF_A_TASK = 100_000
+"""About how many of the replica's rows a piece has; whoever reads it opens both tables of the replica."""
+CHANGES_OF_A_TASK = 32 << 20
+"""About how many bytes of the table of changes a task has in memory."""
+
+Side = Literal["source", "replica"]
+
+
+@dataclass(frozen=True)
+class Sides:
+    """Both sides of a table as of one moment.
+
+    :ivar plan: how the source is read
+    :ivar seen: the replica's state
+    """
+
+    plan: ScanPlan
+    seen: ReplicaState
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A piece of one side.
+
+    :ivar number: the table's place among those of the job
+    :ivar plan: without splits
+    :ivar part: a split of the source; or the replica, and the tokens (start, end] to read of it
+    """
+
+    number: int
+    plan: ScanPlan
+    part: Split | tuple[ReplicaState, int, int]
+
+    @property
+    def side(self) -> Side:
+        """The side that is read."""
+        return "source" if isinstance(self.part, Split) else "replica"
+
+    def rows(self, config: Config, permits: Permits) -> Iterator[pa.RecordBatch]:
+        """Read the rows that a SELECT shows.
+
+        :param permits: for the pages of the source
+        """
+        plan = self.plan
+        if isinstance(self.part, Split):
+            for batch in read_split(config, plan, self.part, permits):
+                yield selected_rows(batch, plan.table, plan.now)
+        else:
+            yield from shown_rows(images_between(self.part[0], plan.table, *self.part[1:]), plan.table, plan.now)
+
+
+@dataclass(frozen=True)
+class ChecksumTask:
+    """Sums up the pieces that Spark gives to one task."""
+
+    config: Config
+    control: ControlAddress
+    edges: tuple[int, ...]
+
+    def __call__(self, groups: Iterable[Sequence[Piece]]) -> Iterator[tuple[int, Side, Any]]:
+        for group in groups:
+            yield from at_once(self._sums, group)
+
+    def _sums(self, piece: Piece) -> tuple[int, Side, Any]:
+        """Return a piece's table and side, and the sums or :func:`ringsync.steps.application.task_failure`."""
+        try:
+            with ControlClient(self.control) as permits:
+                rows = piece.rows(self.config, permits)
+                sums = partial_checksums(rows, piece.plan.table, np.array(self.edges, np.int64))
+            return piece.number, piece.side, sums
+        except DriverGoneError:
+            raise
+        except Exception as error:
+            return piece.number, piece.side, task_failure(error)
+
+
+def checksums(
+    context: Any, application: Application, run: str, tables: Sequence[Sides], edges: Sequence[int]
+) -> list[tuple[pa.Table, pa.Table] | TaskFailedError]:
+    """Sum up both sides of some tables by token range.
+
+    :param context: Spark's
+    :param run: unique name among the readers of the cluster
+    :param edges: tokens in rising order; range ``i`` is (edges[i], edges[i + 1]]
+    :returns: the sums of source and replica of each table (:func:`ringsync.replica.checksum.sum_up`), or why one of
+        them could not be read
+    """
+    config, parallelism = application.config, context.defaultParallelism
+    least = max(1, parallelism // len(tables))
+    sized = [one for number, sides in enumerate(tables) for one in pieces(number, sides, edges, least)]
+    with ControlServer(host=driver_host(context)) as control:
+        control.watch_limits(application.store, run, cluster_limits(config))
+        task = ChecksumTask(config, control.address, tuple(edges))
+        groups = together(sized, parallelism, large_first=False)
+        found = context.parallelize(groups, len(groups)).mapPartitions(task).collect()
+    sums: list[dict[str, list[pa.RecordBatch]]] = [{"source": [], "replica": []} for _ in tables]
+    failures: dict[int, TaskFailedError] = {}
+    for number, side, result in found:
+        if isinstance(result, pa.RecordBatch):
+            sums[number][side].append(result)
+        else:
+            failures.setdefault(number, TaskFailedError(**result))
+    bounds = check_boundaries(edges)
+    return [
+        failures.get(number)
+        or (sum_up(pa.Table.from_batches(of["source"]), bounds), sum_up(pa.Table.from_batches(of["replica"]), bounds))
+        for number, of in enumerate(sums)
+    ]
+
+
+def pieces(number: int, sides: Sides, edges: Sequence[int], least: int) -> Iterator[tuple[float, Piece]]:
+    """Cut both sides of a table into pieces, each with its approximate size in bytes.
+
+    :param least: least number of pieces of the replica
+    """
+    plan, seen = replace(sides.plan, splits=()), sides.seen
+    size = seen.base_bytes + seen.changed_bytes
+    for split in sides.plan.splits:
+        yield size / len(sides.plan.splits), Piece(number, plan, split)
+    wanted = (seen.base_rows + seen.changed_rows) // ROWS_OF_A_TASK, seen.changed_bytes // CHANGES_OF_A_TASK
+    count = min(max(least, *wanted), len(edges) - 1)
+    ends = [edges[(len(edges) - 1) * piece // count] for piece in range(count + 1)]
+    for start, end in itertools.pairwise(ends):
+        yield size / count, Piece(number, plan, (seen, start, end))

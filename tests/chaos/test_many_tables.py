@@ -1,0 +1,142 @@
+"""Many tables in one run: each is done or fails for itself, and a killed run goes on where each table stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cassandra.concurrent import execute_concurrent_with_args
+
+from ringsync.cluster.schema import read_table
+from ringsync.config import load_config
+from ringsync.state.session import StateSession
+from ringsync.steps.application import ExitCode
+from ringsync.wiring import store_of
+from servers.cassandra import CassandraNode, NodeSettings
+from tests.chaos.applications import finished, started
+from tests.chaos.bootstraps import change_conf, check, load_partitions, progress_of, scan_report, write_conf
+
+pytestmark = [pytest.mark.server, pytest.mark.spark]
+
+STEPS = ("bootstrap_prepare", "bootstrap_scan", "bootstrap_drain", "replica_verify")
+MANY, ROWS = 300, 1000
+MANY_S = 180.0
+
+
+def report_of(conf: Path, step: str, run: str) -> dict[str, Any]:
+    report: dict[str, Any] = json.loads(store_of(load_config(conf)).get(f"reports/{step}/{run}.json"))
+    return report
+
+
+def states(session: Any, keyspace: str) -> dict[str, str]:
+    """The state of the bootstrap of each table of a keyspace."""
+    rows = session.execute("SELECT keyspace_name, table_name, state FROM cdc.bootstrap")
+    return {row.table_name: row.state for row in rows if row.keyspace_name == keyspace}
+
+
+def test_one_fails_and_a_kill_costs_nothing(
+    cassandra: CassandraNode, session: Any, keyspace: str, tmp_path: Path
+) -> None:
+    """Six tables; one is altered before it is read. The driver is killed once some, but not all, are copied."""
+    log, rows = tmp_path / "log", 2000
+    conf = write_conf(tmp_path, [cassandra], scan={"commit_interval_s": 0.5}, cassandra={"page_size": 200})
+    for number in range(6):
+        name = f"{keyspace}.t{number}"
+        session.execute(f"CREATE TABLE {name} (id int, seq int, v int, PRIMARY KEY (id, seq))")
+        load_partitions(session, name, range(rows // 10), 10)
+    wanted = f"{keyspace}.t?, {keyspace}.absent"
+    assert finished(log, STEPS[0], conf, wanted, "six") == ExitCode.OK, log.read_text()[-3000:]
+    session.execute(f"ALTER TABLE {keyspace}.t3 ADD w int")
+    change_conf(conf, limits={"rows_per_s": 1500})
+    with started(log, STEPS[1], conf, wanted, "six") as process:
+        while progress_of(conf, "six").tables_done < 2:
+            assert process.poll() is None, log.read_text()[-3000:]
+            time.sleep(0.1)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait(60)
+    # Without the killed driver nothing is committed any more.
+    ledger = session.execute("SELECT rows FROM cdc.bootstrap_range")
+    assert 2 * rows <= (done := sum(row.rows or 0 for row in ledger)) < 5 * rows
+    change_conf(conf, limits={})
+    assert finished(log, STEPS[1], conf, wanted, "six") == ExitCode.OK, log.read_text()[-3000:]
+    scan = scan_report(conf, "six")
+    assert (scan["rows_of_runs_before"], scan["rows_read"]) == (done, 5 * rows - done), "nothing is read again"
+    assert finished(log, STEPS[2], conf, wanted, "six") == ExitCode.OK
+    assert finished(log, STEPS[3], conf, wanted, "six") == ExitCode.COMPLETED_WITH_ERRORS
+    verified = report_of(conf, STEPS[3], "six")
+    assert (verified["tables_done"], verified["differences"], verified["rows"]) == (5, 0, 5 * rows)
+    assert "2 of 7 tables failed, the other 5 are done" in verified["error"]
+    assert f"{keyspace}.t3: the schema of {keyspace}.t3 changed" in verified["error"]
+    assert f"there is no table {keyspace}.absent" in verified["error"]
+    assert states(session, keyspace) == {f"t{n}": "scanning" if n == 3 else "completed" for n in range(6)}
+    for number in (0, 1, 2, 4, 5):
+        check(conf, f"{keyspace}.t{number}", session, scan["tables"][f"{keyspace}.t{number}"], rows)
+    # The failed one is done by the next run for it.
+    again = f"{keyspace}.t3,{keyspace}.t4"
+    assert [finished(log, step, conf, again, "again") for step in STEPS] == [0, 0, 0, 0], log.read_text()[-3000:]
+    assert states(session, keyspace) == {f"t{n}": "completed" for n in range(6)}
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Iterator[CassandraNode]:
+    """A node with 300 tables of 1,000 rows. The role ``ringsync`` may read all of them but one."""
+    settings = NodeSettings(authenticator="password", heap_mb=1024, short_lived=False).on_free_ports()
+    with CassandraNode(tmp_path_factory.mktemp("guarded"), settings, cache) as node:
+        cluster = node.cluster()
+        session = cluster.connect()
+        session.execute("CREATE KEYSPACE many WITH replication = {'class': 'SimpleStrategy', 'replication_factor': 1}")
+        StateSession(session, "cdc").create({"class": "NetworkTopologyStrategy", "datacenter1": "1"})
+        session.execute("CREATE ROLE ringsync WITH PASSWORD = 'sesame' AND LOGIN = true")
+        for permission in ("SELECT", "MODIFY"):
+            session.execute(f"GRANT {permission} ON KEYSPACE cdc TO ringsync")
+        for number in range(MANY):
+            name = f"many.t{number:03}"
+            session.execute(f"CREATE TABLE {name} (id int, seq int, v text, n bigint, PRIMARY KEY (id, seq))")
+            insert = f"INSERT INTO {name} (id, seq, v, n) VALUES (?, ?, ?, ?)"
+            batch = session.prepare(f"BEGIN UNLOGGED BATCH {'; '.join([insert] * 10)}; APPLY BATCH")
+            parameters = [
+                tuple(value for seq in range(10) for value in (one, seq, f"value {one} {seq}", one * seq))
+                for one in range(ROWS // 10)
+            ]
+            execute_concurrent_with_args(session, batch, parameters, concurrency=32)
+            if number != 7:
+                session.execute(f"GRANT SELECT ON {name} TO ringsync")
+        cluster.shutdown()
+        yield node
+
+
+@pytest.mark.chaos
+def test_three_hundred_tables_take_minutes(guarded: CassandraNode, tmp_path: Path) -> None:
+    """From the start of the first application to the end of the verification; one table may not be read."""
+    log = tmp_path / "log"
+    (tmp_path / "password").write_text("sesame")
+    login = {"username": "ringsync", "password": {"file": "password"}}
+    conf = write_conf(tmp_path, [guarded], cassandra=login)
+    began, codes, seconds = time.monotonic(), [], {}
+    for step in STEPS:
+        step_began = time.monotonic()
+        codes.append(finished(log, step, conf, "many.*", "many", timeout=900))
+        seconds[step] = round(time.monotonic() - step_began, 1)
+    took = time.monotonic() - began
+    print({**seconds, "all": round(took, 1)})
+    assert codes == [0, 0, 0, ExitCode.COMPLETED_WITH_ERRORS], log.read_text()[-3000:]
+    verified = report_of(conf, "replica_verify", "many")
+    assert (verified["tables_done"], verified["rows"], verified["differences"]) == (MANY - 1, (MANY - 1) * ROWS, 0)
+    missing = "user ringsync lacks a permission: GRANT SELECT ON TABLE many.t007 TO ringsync;"
+    assert verified["error"] == f"1 of {MANY} tables failed, the other {MANY - 1} are done:\nmany.t007: {missing}"
+    cluster = guarded.cluster()
+    session = cluster.connect()
+    assert states(session, "many") == {f"t{n:03}": "completed" for n in range(MANY) if n != 7}
+    scan = scan_report(conf, "many")
+    for number in (0, 150, 299):
+        name = f"many.t{number:03}"
+        assert read_table(session, *name.split(".")).name == f"t{number:03}"
+        check(conf, name, session, scan["tables"][name], ROWS)
+    cluster.shutdown()
+    assert took < MANY_S, seconds
