@@ -76,6 +76,7 @@ class Update:
     :param min_timestamp: µs
     :param min_local_time: s
     :param min_ttl: s
+    :param in_sstable: whether rows and markers have their sizes, as in SSTables
     """
 
     data: Input
@@ -84,6 +85,7 @@ class Update:
     min_timestamp: int
     min_local_time: int
     min_ttl: int
+    in_sstable: bool = False
 
     def timestamp(self) -> int:
         """The next timestamp, in µs."""
@@ -96,6 +98,15 @@ class Update:
     def ttl(self) -> int:
         """The next TTL, in s."""
         return (self.min_ttl + self.data.uvint()) % (1 << 32)
+
+    def skip_sizes(self) -> int:
+        """Skip the size of a row or marker, and that of the one before it. Return where it ends; -1: not told."""
+        if not self.in_sstable:
+            return -1
+        size = self.data.uvint()
+        end = self.data.position + size
+        self.data.uvint()
+        return end
 
     def deletion(self) -> dict[str, int]:
         """The next deletion."""
@@ -135,7 +146,7 @@ def _partition_update(data: Input, tables: Mapping[str, Table]) -> list[Change]:
         "table_id": table_id,
         "token": token(key),
         "kind": "",
-        "partition_key": _partition_key(table, key),
+        "partition_key": partition_key(table, key),
         "raw_partition_key": key.hex(),
     }
     flags = data.u8()
@@ -153,13 +164,13 @@ def _partition_update(data: Input, tables: Mapping[str, Table]) -> list[Change]:
         if deletion["timestamp"] != _LIVE:
             changes.append(common | {"kind": "partition_deletion", "deletion": deletion})
     if flags & 0x08:
-        changes.append(_row(update, data.u8(), static))
+        changes.append(row(update, data.u8(), static))
     if flags & 0x10:
         data.uvint()
-    return changes + _unfiltereds(update, regular)
+    return changes + unfiltereds(update, regular)
 
 
-def _partition_key(table: Table, key: bytes) -> dict[str, Any]:
+def partition_key(table: Table, key: bytes) -> dict[str, Any]:
     columns = table.partition_types
     components = partition_key_components(key, len(columns))
     return {name: decode(cql_type, raw) for (name, cql_type), raw in zip(columns, components, strict=True)}
@@ -175,14 +186,14 @@ def _columns(update: Update) -> list[tuple[str, Type]]:
     return found
 
 
-def _unfiltereds(update: Update, columns: list[tuple[str, Type]]) -> list[Change]:
+def unfiltereds(update: Update, columns: list[tuple[str, Type]]) -> list[Change]:
     changes, opened = [], None
     while not (flags := update.data.u8()) & 0x01:
         if flags & 0x02:
             closed, opened = _marker(update, opened)
             changes += closed
         else:
-            changes.append(_row(update, flags, columns))
+            changes.append(row(update, flags, columns))
     if opened is not None:
         raise MalformedError("a range deletion has no end")
     return changes
@@ -194,6 +205,7 @@ def _marker(update: Update, opened: Change | None) -> tuple[list[Change], Change
     if kind not in (0, 1, 2, 5, 6, 7):
         raise MalformedError(f"a range tombstone marker of kind {kind}")
     clustering = _clustering(update, int.from_bytes(update.data.take(2), "big"))
+    size_end = update.skip_sizes()
     closes, opens = kind in (0, 2, 5, 6), kind in (1, 2, 5, 7)
     if closes != (opened is not None):
         raise MalformedError("bounds of range deletions that do not fit together")
@@ -208,7 +220,13 @@ def _marker(update: Update, opened: Change | None) -> tuple[list[Change], Change
     if opens:
         start = clustering | {"inclusive": kind in (1, 2)}
         next_opened = update.common | {"kind": "range_deletion", "deletion": deletion, "range": {"start": start}}
+    _check_end(update, size_end)
     return changes, next_opened
+
+
+def _check_end(update: Update, end: int) -> None:
+    if end not in (-1, update.data.position):
+        raise MalformedError(f"by its size it ends at {end}, not at {update.data.position}")
 
 
 def _clustering(update: Update, count: int) -> Change:
@@ -230,12 +248,13 @@ def _clustering(update: Update, count: int) -> Change:
     }
 
 
-def _row(update: Update, flags: int, columns: list[tuple[str, Type]]) -> Change:
+def row(update: Update, flags: int, columns: list[tuple[str, Type]]) -> Change:
     data = update.data
     extended = data.u8() if flags & 0x80 else 0
     change = update.common | {"kind": "static" if extended & 0x01 else "row"}
     if change["kind"] == "row" and update.table.clustering:
         change |= _clustering(update, len(update.table.clustering))
+    size_end = update.skip_sizes()
     liveness = {}
     if flags & 0x04:
         liveness["timestamp"] = update.timestamp()
@@ -259,6 +278,7 @@ def _row(update: Update, flags: int, columns: list[tuple[str, Type]]) -> Change:
         change["cells"] = cells
     if complex_deletions:
         change["complex_deletions"] = complex_deletions
+    _check_end(update, size_end)
     return change
 
 

@@ -49,7 +49,7 @@ from ringsync.cql.identifiers import parse_table_name
 from ringsync.formats.sstable.data import Loss
 from ringsync.formats.sstable.names import Descriptor
 from ringsync.formats.sstable.source import LocalSource, Source
-from ringsync.formats.sstable.sstables import open_sstable
+from ringsync.formats.sstable.sstables import MEMORY_BYTES, open_sstable
 from ringsync.images.from_streams import images_of_part
 from ringsync.images.schema import row_image_schema
 from ringsync.ring.tokens import WHOLE_RING
@@ -95,6 +95,19 @@ class SSTableOptions:
         return files.StoredSource(descriptor, self.store(url)) if url else LocalSource(descriptor)
 
 
+@dataclass(frozen=True)
+class FoundTable:
+    """The table that is read.
+
+    :ivar shown: the table with those columns only that are read
+    :ivar sstables: URL of the store (empty: a local path) and SSTable
+    """
+
+    table: TableSchema
+    shown: TableSchema
+    sstables: tuple[tuple[str, Descriptor], ...]
+
+
 class CassandraSSTable(DataSource):  # type: ignore[misc]
     """The SSTables of a table as a Spark DataFrame; see the module for its options."""
 
@@ -103,12 +116,11 @@ class CassandraSSTable(DataSource):  # type: ignore[misc]
         return "cassandra_sstable"
 
     def schema(self) -> StructType:
-        table, _ = self._found
-        schema = row_image_schema(table) if self._chosen.rows == "images" else CHANGE_ROWS
+        schema = row_image_schema(self._found.shown) if self._chosen.rows == "images" else CHANGE_ROWS
         return from_arrow_schema(for_spark(schema.empty_table().to_batches()[0]).schema)
 
     def reader(self, schema: StructType) -> SSTableReader:
-        return SSTableReader(self._chosen, *self._found)
+        return SSTableReader(self._chosen, self._found)
 
     @cached_property
     def _chosen(self) -> SSTableOptions:
@@ -124,12 +136,12 @@ class CassandraSSTable(DataSource):  # type: ignore[misc]
             None if columns is None else tuple(_listed(columns)),
             options.get("rows", "images"),
             options.get("damage") == "skip",
-            _number(options, "memory", files.MEMORY_BYTES // MIB) * MIB,
+            _number(options, "memory", MEMORY_BYTES // MIB) * MIB,
             _number(options, "splits", 1),
         )
 
     @cached_property
-    def _found(self) -> tuple[TableSchema, list[Source]]:
+    def _found(self) -> FoundTable:
         """The table and its SSTables. They are looked up once: Spark's columns and the rows must have one schema."""
         options = self._chosen
         found = files.together(_find(options, path) for path in options.paths)
@@ -137,7 +149,9 @@ class CassandraSSTable(DataSource):  # type: ignore[misc]
             print(f"ringsync: {one.path} is left out: it {one.reason}", flush=True)
         schema = options.schema and parse_schema(Path(options.schema).read_text(encoding="utf-8"), options.schema)
         table, sources = files.choose_table(found, options.table, schema or None)
-        return (table if options.columns is None else table.only(options.columns)), sources
+        shown = table if options.columns is None else table.only(options.columns)
+        places = tuple((files.url_of(source), source.descriptor) for source in sources)
+        return FoundTable(table, shown, places)
 
 
 def _find(options: SSTableOptions, path: str) -> files.SSTableFiles:
@@ -170,11 +184,11 @@ class SSTableReader(DataSourceReader):  # type: ignore[misc]
     """A reader that merges each token range in its own task."""
 
     options: SSTableOptions
-    table: TableSchema
-    sources: list[Source]
+    found: FoundTable
 
     def partitions(self) -> list[SplitPartition]:
-        sstables = [open_sstable(source, self.table, self.options.columns) for source in self.sources]
+        sources = [self.options.open_source(url, descriptor) for url, descriptor in self.found.sstables]
+        sstables = [open_sstable(source, self.found.table) for source in sources]
         return [SplitPartition(split) for split in files.split_tables(sstables, [WHOLE_RING], self.options.splits)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -185,13 +199,13 @@ class SSTableReader(DataSourceReader):  # type: ignore[misc]
         lose = _tell if options.skip_damage else _refuse
         for part in files.merged_split(
             partition.split,
-            self.table,
+            self.found.table,
             options.open_source,
             lose,
-            columns=options.columns,
+            shown=self.found.shown,
             memory_bytes=options.memory_bytes,
         ):
-            rows = images_of_part(part, self.table, "raw") if options.rows == "images" else part.rows.to_arrow()
+            rows = images_of_part(part, self.found.shown, "raw") if options.rows == "images" else part.rows.to_arrow()
             yield for_spark(rows)
 
 
@@ -201,6 +215,6 @@ def _tell(loss: Loss) -> None:
 
 def _refuse(loss: Loss) -> None:
     raise DamagedSSTableError(
-        f"{loss.file}, {loss.length} bytes at {loss.position}: {loss.reason}; say damage=skip to read the rest, or name "
-        "the SSTables of other replicas, too"
+        f"{loss.file}, {loss.length} bytes at {loss.position}: {loss.reason}; say damage=skip to read the rest, or "
+        "name the SSTables of other replicas"
     )

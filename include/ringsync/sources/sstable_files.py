@@ -52,6 +52,11 @@ class StoredSource:
         return self.store.get_range(self.descriptor.path(component), start, length)
 
 
+def url_of(source: Source) -> str:
+    """Return the URL of the store in which the files are; empty: they are at a local path."""
+    return source.store.url if isinstance(source, StoredSource) else ""
+
+
 @dataclass(frozen=True)
 class SSTableFiles:
     """The SSTables at some paths.
@@ -186,9 +191,7 @@ def split_tables(sstables: Sequence[SSTable], ranges: Sequence[TokenRange], leas
         for start, end in itertools.pairwise(bounds):
             part_range = TokenRange(start, end)
             parts = [
-                (one.source.store.url if isinstance(one.source, StoredSource) else "", one.source.descriptor, part)
-                for one in sstables
-                for part in one.parts(part_range)
+                (url_of(one.source), one.source.descriptor, part) for one in sstables for part in one.parts(part_range)
             ]
             if parts:
                 yield SSTableSplit(part_range, tuple(parts))
@@ -219,20 +222,20 @@ def merged_split(
     open_source: Callable[[str, Descriptor], Source],
     lose: Callable[[Loss], None],
     *,
-    columns: Sequence[str] | None = None,
+    shown: TableSchema | None = None,
     memory_bytes: int = MEMORY_BYTES,
 ) -> Iterator[MergedPart]:
     """Merge what a task reads.
 
     :param open_source: function from the store's URL (empty: a local path) and the SSTable to its files
     :param lose: function that is told what cannot be read
-    :param columns: names of the static and regular columns to read; None: all
+    :param shown: the table with those columns only that are read; None: all
     :param memory_bytes: memory for the batches of all SSTables
     :raises SSTableError: a file is missing or damaged, so that nothing can be read
     """
     opened: dict[tuple[str, Descriptor], SSTable] = {}
     for url, descriptor, _ in split.parts:
         if (url, descriptor) not in opened:
-            opened[url, descriptor] = open_sstable(open_source(url, descriptor), table, columns)
+            opened[url, descriptor] = open_sstable(open_source(url, descriptor), table, shown)
     parts = [(opened[url, descriptor], part) for url, descriptor, part in split.parts]
-    return merged_rows(parts, table, lose, memory_bytes)
+    return merged_rows(parts, shown or table, lose, memory_bytes)

@@ -4,14 +4,40 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from ringsync.formats.sstable.names import Descriptor
-from ringsync.formats.sstable.source import LocalSource, find_local
+from ringsync.formats.sstable.source import LocalSource, Source, find_local
 from ringsync.schema.from_cql import parse_schema
 from ringsync.schema.table import TableSchema
 from tests.sstables.fixtures import FIXTURES
+
+
+@dataclass(frozen=True)
+class Changed:
+    """The files of an SSTable, some of them replaced."""
+
+    source: Source
+    files: dict[str, bytes | None]
+
+    @property
+    def descriptor(self) -> Descriptor:
+        return self.source.descriptor
+
+    def read(self, component: str) -> bytes | None:
+        return self.files[component] if component in self.files else self.source.read(component)
+
+    def size(self, component: str) -> int | None:
+        content = self.read(component)
+        return None if content is None else len(content)
+
+    def read_range(self, component: str, start: int, length: int) -> bytes:
+        content = self.read(component)
+        assert content is not None
+        return content[start : start + length]
+
 
 _SCRATCH = tempfile.TemporaryDirectory(prefix="ringsync-sstables-")
 

@@ -5,12 +5,9 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
-from itertools import pairwise
 from random import Random
 
 import numpy as np
-import pyarrow as pa
 import pytest
 
 from ringsync.formats.sstable.compression import parse_compression, read_chunks
@@ -19,7 +16,8 @@ from ringsync.formats.sstable.errors import SSTableError
 from ringsync.formats.sstable.names import Descriptor
 from ringsync.formats.sstable.source import LocalSource, Source
 from ringsync.formats.sstable.versions import VERSIONS
-from tests.formats.sstable.files import every_source, sources, sources_of
+from tests.formats.sstable.files import Changed, every_source, sources, sources_of
+from tests.sstable_model.data import data_of
 from tests.sstables.fixtures import FIXTURES, TAGS
 from tests.sstables.statements import COMPRESSION
 
@@ -33,30 +31,6 @@ COMPRESSORS = {
     "noop": "NoopCompressor",
     "plain": "",
 }
-
-
-@dataclass(frozen=True)
-class Changed:
-    """The files of an SSTable, some of them replaced."""
-
-    source: Source
-    files: dict[str, bytes | None]
-
-    @property
-    def descriptor(self) -> Descriptor:
-        return self.source.descriptor
-
-    def read(self, component: str) -> bytes | None:
-        return self.files[component] if component in self.files else self.source.read(component)
-
-    def size(self, component: str) -> int | None:
-        content = self.read(component)
-        return None if content is None else len(content)
-
-    def read_range(self, component: str, start: int, length: int) -> bytes:
-        content = self.read(component)
-        assert content is not None
-        return content[start : start + length]
 
 
 def whole(file: DataFile) -> bytes:
@@ -83,39 +57,11 @@ def in_pieces(file: DataFile, size: Callable[[], int]) -> tuple[bytes, list[Loss
     return buffer.tobytes(), losses
 
 
-def simply_unpacked(source: Source) -> bytes:
-    """Data.db by another, simple way."""
-    data, info = source.read("Data.db"), source.read("CompressionInfo.db")
-    assert data is not None
-    if info is None:
-        return data
-    length = struct.unpack_from(">H", info)[0]
-    name, place = info[2 : 2 + length].decode(), 2 + length
-    options = struct.unpack_from(">i", info, place)[0]
-    place += 4
-    for _ in range(2 * options):
-        place += 2 + struct.unpack_from(">H", info, place)[0]
-    chunk, longest, total, count = struct.unpack_from(">iiqi", info, place)
-    offsets = [*struct.unpack_from(f">{count}q", info, place + 20), len(data)]
-    content = b""
-    for start, end in pairwise(offsets):
-        stored, expected = data[start : end - 4], min(chunk, total - len(content))
-        if len(stored) >= longest or name == "NoopCompressor":
-            content += stored[:expected]
-        elif name == "DeflateCompressor":
-            content += zlib.decompress(stored) if stored else b""
-        else:
-            skipped = 4 if name == "LZ4Compressor" else 0
-            codec = {"LZ4Compressor": "lz4_raw", "SnappyCompressor": "snappy", "ZstdCompressor": "zstd"}[name]
-            content += pa.decompress(stored[skipped:], expected, codec, asbytes=True) if expected > 0 else b""
-    return content
-
-
 @pytest.mark.parametrize("name", FIXTURES)
 def test_every_byte_is_read(name: str) -> None:
     random = Random(3)
     for source in sources(name):
-        expected = simply_unpacked(source)
+        expected = data_of(source.read)
         file = DataFile(source)
         assert file.length == len(expected)
         assert whole(file) == expected
@@ -129,7 +75,7 @@ def test_any_range_can_be_read() -> None:
     random = Random(4)
     for table in COMPRESSION:
         (source,) = sources_of("5.0-oa", f"files.{table}", "compacted")
-        file, expected = DataFile(source), simply_unpacked(source)
+        file, expected = DataFile(source), data_of(source.read)
         for _ in range(200):
             start = random.randrange(len(expected))
             size = random.randrange(min(40_000, len(expected) - start) + 1)
@@ -183,7 +129,7 @@ def test_a_damaged_chunk_is_lost_alone(table: str) -> None:
     random = Random(7)
     for tag in TAGS:
         source = max(sources_of("5.0-oa", f"files.{table}", tag), key=lambda one: one.size("Data.db") or 0)
-        data, expected, chunks = source.read("Data.db"), simply_unpacked(source), read_chunks(source)
+        data, expected, chunks = source.read("Data.db"), data_of(source.read), read_chunks(source)
         assert data is not None
         for _ in range(40):
             number = random.randrange(len(chunks.starts))
@@ -207,7 +153,7 @@ def test_a_damaged_chunk_is_lost_alone(table: str) -> None:
 def test_a_file_that_was_cut_off_is_read_to_its_end(table: str) -> None:
     random = Random(8)
     (source,) = sources_of("5.0-oa", f"files.{table}", "compacted")
-    data, expected, chunks = source.read("Data.db"), simply_unpacked(source), read_chunks(source)
+    data, expected, chunks = source.read("Data.db"), data_of(source.read), read_chunks(source)
     assert data is not None
     for _ in range(30):
         size = random.randrange(len(data) - 20)
@@ -271,7 +217,7 @@ def test_no_bytes_make_it_fail_otherwise(component: str) -> None:
 
 def test_one_wrong_place_loses_two_chunks() -> None:
     (source,) = sources_of("5.0-oa", "files.lz4_small", "compacted")
-    content, chunks, expected = source.read("CompressionInfo.db"), read_chunks(source), simply_unpacked(source)
+    content, chunks, expected = source.read("CompressionInfo.db"), read_chunks(source), data_of(source.read)
     assert content is not None
     place = len(content) - 8 * (len(chunks.starts) + 1 - 5)
     changed = content[:place] + struct.pack(">q", 1 << 40) + content[place + 8 :]

@@ -6,7 +6,7 @@ which says where and why; the reader goes on at the next partition that the inde
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -58,30 +58,30 @@ class Layout:
     kept: tuple[npt.NDArray[np.int64], ...] = field(repr=False)
 
 
-def layout_of(
-    descriptor: Descriptor, header: Header, table: TableSchema, wanted: Collection[str] | None = None
-) -> Layout:
+def layout_of(descriptor: Descriptor, header: Header, table: TableSchema, shown: TableSchema | None = None) -> Layout:
     """Describe an SSTable to the kernels.
 
     :param header: header of the SSTable
     :param table: the table; it has all columns of the header, present or dropped
-    :param wanted: names of the static and regular columns to read; None: all
+    :param shown: the table with those columns only that are read (:meth:`TableSchema.only`); None: all
     :raises SSTableError: the SSTable is not of this table, see :func:`~ringsync.formats.sstable.schema.file_columns`
     """
+    shown = shown or table
+    numbers = {column.name: column.number for column in columns_of(shown)}
     hashes = column_hashes({column.name for column in columns_of(table)})
     found = file_columns(descriptor, header, table)
     addresses, kept = [], []
     for columns in (found.static, found.regular):
         described = np.zeros((len(columns), COLUMN_WORDS), np.int64)
         for entry, (column, cql_type) in zip(described, ((one.column, one.type) for one in columns), strict=True):
-            number = column.number if wanted is None or column.name in wanted else _SKIPPED
+            number = numbers.get(column.name, _SKIPPED)
             is_complex = is_multicell(cql_type)
             width = VARIABLE if is_complex else stored_length(cql_type)
             # An SSTable names its columns once, not in each partition: the kernels do not need their names.
             entry[:] = 0, 0, number, width, is_complex, hashes[column.name]
         kept.append(described)
         addresses.append(address(described) + at.COLUMN_BYTES * np.arange(len(columns) + 1, dtype=np.int64))
-    return Layout(descriptor, header, logged_tables([table]), (addresses[0], addresses[1]), tuple(kept))
+    return Layout(descriptor, header, logged_tables([shown]), (addresses[0], addresses[1]), tuple(kept))
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ This is what a bootstrap and ``inspect`` read: as many SSTables and replicas as 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -79,14 +79,14 @@ class SSTable:
         yield from read_rows(data, self.layout, part.first, part.end, lambda at: self.partitions.behind(at), capacity)
 
 
-def open_sstable(source: Source, table: TableSchema, wanted: Collection[str] | None = None) -> SSTable:
+def open_sstable(source: Source, table: TableSchema, shown: TableSchema | None = None) -> SSTable:
     """Read what is needed to read an SSTable's rows.
 
-    :param wanted: names of the static and regular columns to read; None: all
+    :param shown: the table with those columns only that are read; None: all
     :raises SSTableError: a file is missing or damaged, or the SSTable is not of this table
     """
     statistics = read_statistics(source)
-    return SSTable(source, statistics, layout_of(source.descriptor, statistics.header, table, wanted))
+    return SSTable(source, statistics, layout_of(source.descriptor, statistics.header, table, shown))
 
 
 def merged_rows(
