@@ -1,23 +1,25 @@
-"""Make a verified replica of a Cassandra table.
+"""Make verified replicas of Cassandra tables.
 
 **What it does.** `prepare` checks rights, settings and schema, and plans the token ranges. `scan` reads every row with
 the writetime and TTL of each cell, and writes it to the replica (Delta) and to the change stream (Avro). `drain` puts
 the changes that were made meanwhile after these rows in the stream. `verify` compares source and replica cell by cell.
 
-**Inputs.** A table of the cluster in `ringsync.yaml` (`RINGSYNC_CONFIG`) and the parameters below.
+**Inputs.** One table of the cluster in `ringsync.yaml` (`RINGSYNC_CONFIG`), or several and patterns, and the parameters
+below. Each step does all tables; one that fails does not stop the others, and the last step names it.
 
-**Outputs,** all in the object store: `replica/<keyspace>/<table>/`, `streams/<topic>/`, the plan
-`plans/bootstrap/<run>.json`, and a report per step, `reports/<application>/<run>.json`.
+**Outputs,** all in the object store: `replica/<keyspace>/<table>/`, `streams/<topic>/`, the plans
+`plans/bootstrap/<run>…`, and a report per step, `reports/<application>/<run>.json`.
 
-**To re-run.** Clear the failed task, or trigger the DAG again with the same table and selection (splits may differ).
-The run goes on where the last run stopped and reads no committed range again; after a failed `drain` it reads nothing.
-To give up a bootstrap, use `cdcservice bootstrap --cancel`. If the table's last bootstrap was completed, a new run
-makes a new replica. Readers see the old replica until the new one replaces it, in one commit. In the source cluster
+**To re-run.** Clear the failed task, or trigger the DAG again with the same tables and selection (splits may differ).
+Each table goes on where its last run stopped and reads no committed range again; after a failed `drain` it reads
+nothing. To give up a bootstrap, use `cdcservice bootstrap --cancel`. If the table's last bootstrap was completed, a new
+run makes a new replica. Readers see the old replica until the new one replaces it, in one commit. In the source cluster
 only ringsync's own keyspace is written.
 
 **When it fails.** The last line of the task's log says what failed and what to do. Exit code 1: `scan` could not read
-some ranges, or `verify` found differences; the report lists them. 2: too many errors. 3: configuration, connection or
-rights. Airflow does not try again after these codes. It does after 4 (interrupted) and 5 (crashed).
+some ranges, `verify` found differences, or some of several tables failed; the report lists them. 2: too many errors. 3:
+configuration, connection or rights. Airflow does not try again after these codes. It does after 4 (interrupted) and 5
+(crashed).
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Compare a replica with its source, cell by cell: value, writetime, TTL.
+"""Compare replicas with their sources, cell by cell: value, writetime, TTL.
 
 **What it does.** It sums up both sides per token range (a count and an order-free checksum over key, cell, writetime
 and expiry). Then it compares row by row only the ranges whose sums differ. With *repair*, it reads these ranges again
 from the source and writes them to the replica.
 
-**Inputs.** A table that the DAG `bootstrap_table` has replicated.
+**Inputs.** One table that the DAG `bootstrap_table` has replicated, or several and patterns.
 
 **Outputs.** The report `reports/replica_verify/<run>.json` in the object store: each difference with its key.
 
@@ -13,8 +13,8 @@ from the source and writes them to the replica.
 **When it fails.** Exit code 1 means that there are differences: the report lists them. Run the DAG again with *repair*.
 The last line of the task's log says what failed and what to do.
 
-**Schedule.** None: a run is for one table, and there is no default table. For a nightly run trigger the DAG from your
-own scheduler (`TriggerDagRunOperator`, or cron with `cdcservice verify --table shop.orders`): docs/airflow.md.
+**Schedule.** None, since there is no default table. For a nightly run trigger the DAG from your own scheduler
+(`TriggerDagRunOperator`, or cron with `cdcservice verify --table 'shop.*'`): docs/airflow.md.
 """
 
 from __future__ import annotations

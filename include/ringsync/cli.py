@@ -215,7 +215,7 @@ def _parser() -> _Parser:
 
     bootstrap = commands.add_parser(
         "bootstrap",
-        help="make a verified replica of a table",
+        help="make verified replicas of tables",
         description="Start the DAG bootstrap_table: plan, read by token ranges, write replica and stream, verify.",
         epilog=EXIT_CODES,
     )
@@ -250,7 +250,7 @@ def _parser() -> _Parser:
 
     verify = commands.add_parser(
         "verify",
-        help="compare a replica with its source",
+        help="compare replicas with their sources",
         description="Start the DAG replica_verify: compare source and replica cell by cell.",
         epilog=EXIT_CODES,
     )

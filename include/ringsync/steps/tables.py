@@ -7,9 +7,10 @@ have failed in any step, and fails for them.
 
 from __future__ import annotations
 
+import importlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -17,6 +18,7 @@ from ringsync.cluster.shared import KnownTables, TableName
 from ringsync.cql.identifiers import TablePattern, printable
 from ringsync.state.bootstrap import LostOwnershipError
 from ringsync.steps.application import Application, ExitCode, Report, explain
+from ringsync.steps.loop import start_workers
 from ringsync.storage.port import get_json
 
 Result = TypeVar("Result")
@@ -44,6 +46,9 @@ SUMMED = (
 )
 """Numbers of the tables' reports that the report of the run adds up."""
 
+
+WORKERS_NEED = ("ringsync.steps.bootstrap.task", "ringsync.steps.replica.checksums")
+"""What Spark's Python workers import before there is work."""
 
 SMALL_BYTES = 1 << 20
 """A piece of work of fewer bytes costs less than a Spark task of its own."""
@@ -163,6 +168,37 @@ def attempts(
                 yield table, result
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+class BackgroundSpark:
+    """A Spark session that starts, with its Python workers, while the driver does other work.
+
+    :param title: the name that Spark shows
+    :param begin: whether to start it now; else it starts once it is asked for
+    :param store: how Spark reaches the object store (:func:`ringsync.storage.spark_options`); None: it need not
+    """
+
+    def __init__(self, title: str, *, begin: bool, store: Mapping[str, str] | None = None) -> None:
+        self._title, self._store = title, store
+        self._session: Future[Any] | None = None
+        if begin:
+            # Two threads that import pyspark at once may find it half imported.
+            importlib.import_module("ringsync.replica.session")
+            self._session = ThreadPoolExecutor(1, thread_name_prefix="spark").submit(self._start)
+
+    def session(self) -> Any:
+        """Return the session, once it is there."""
+        return self._session.result() if self._session else self._make()
+
+    def _make(self) -> Any:
+        from ringsync.replica.session import spark_session
+
+        return spark_session(self._title, store=self._store)
+
+    def _start(self) -> Any:
+        session = self._make()
+        start_workers(session.sparkContext, *WORKERS_NEED)
+        return session
 
 
 def check_not_replaced(run: str, error: Exception) -> None:

@@ -42,6 +42,7 @@ from ringsync.steps.passes.follow_ups import put_schemas
 from ringsync.steps.sync_plan import sync_table
 from ringsync.steps.tables import (
     TABLES_AT_ONCE,
+    BackgroundSpark,
     Outcome,
     attempts,
     check_not_replaced,
@@ -124,6 +125,8 @@ def run(application: Application) -> tuple[Report, ExitCode]:
     owner = f"{application.run} on {socket.gethostname()}, process {os.getpid()}"
     shared = Shared(session, known)
     this = Run(application, shared, BootstrapState(session, config.state.keyspace), owner)
+    title = next(iter(plans.values())).scan.table.full_name if outcome.alone else f"{len(plans)} tables"
+    spark = BackgroundSpark(f"bootstrap_scan {title} {application.run}", begin=not outcome.alone and bool(plans))
     opened = attempts(application.run, plans, lambda name: open_table(this, plans[name]), outcome)
     scans = [scan for _, scan in opened]
     by_id = {scan.plan.bootstrap.id: scan for scan in scans}
@@ -139,7 +142,7 @@ def run(application: Application) -> tuple[Report, ExitCode]:
         Publisher(this) as publisher,
     ):
         if any(scan.must_read for scan in scans):
-            read_all(this, scans, outcome, publisher)
+            read_all(this, scans, spark.session().sparkContext, outcome, publisher)
         for scan in scans:
             publisher.finish(scan)
         publisher.note(outcome)
@@ -219,13 +222,9 @@ def finish_table(this: Run, scan: TableScan) -> tuple[Report, ExitCode]:
     return {**report, **describe_published(store, plan, collector.ranges, scan.begin)}, ExitCode.OK
 
 
-def read_all(this: Run, scans: Sequence[TableScan], outcome: Outcome, publisher: Publisher) -> None:
+def read_all(this: Run, scans: Sequence[TableScan], spark_context: Any, outcome: Outcome, publisher: Publisher) -> None:
     """Read in waves until nothing is left of any table, or nothing more can be read."""
-    from ringsync.replica.session import spark_session
-
     application, config = this.application, this.application.config
-    title = scans[0].plan.scan.table.full_name if outcome.alone else f"{len(scans)} tables"
-    spark_context = spark_session(f"bootstrap_scan {title} {application.run}").sparkContext
     by_id = {scan.plan.bootstrap.id: scan for scan in scans}
     calls = handlers(
         [scan.collector for scan in scans], lambda collector: publisher.finish(by_id[collector.ledger.bootstrap_id])

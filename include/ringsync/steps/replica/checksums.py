@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+import deltalake  # noqa: F401  (several threads of a task need it, and must not find it half imported)
 import numpy as np
 import pyarrow as pa
 

@@ -24,9 +24,9 @@ from ringsync.sources.scan.planning import make_scan_plan
 from ringsync.status import Status, read_statuses
 from ringsync.steps.application import Application, ExitCode, Report, StepError, TaskFailedError
 from ringsync.steps.replica.follow_schema import followed_state
-from ringsync.steps.replica.session import check_session, store_session
-from ringsync.steps.tables import Outcome, attempts, chosen, failed_before, in_all
-from ringsync.storage import delta_options
+from ringsync.steps.replica.session import check_session
+from ringsync.steps.tables import BackgroundSpark, Outcome, attempts, chosen, failed_before, in_all
+from ringsync.storage import delta_options, spark_options
 from ringsync.storage.port import ObjectStore
 from ringsync.wiring import cluster_settings
 
@@ -78,14 +78,15 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
         tables, more = tables_of(application, known, outcome)
     shared = Shared(session, known)
     title = f"{len(tables)} tables" if application.patterns else ".".join(tables[0])
-    spark: Any = None
+    store_options = spark_options(**config.store.model_dump())
+    title = f"replica_verify {title} {application.run}"
+    spark = BackgroundSpark(title, begin=not outcome.alone and bool(tables), store=store_options)
     for some in (tables[start : start + TABLES_OF_A_JOB] for start in range(0, len(tables), TABLES_OF_A_JOB)):
         now, statuses = int(clock()), read_statuses(application.store)
         work = partial(open_table, application, shared, now, statuses)
         opened = [verified for _, verified in attempts(application.run, some, work, outcome)]
         if opened:
-            spark = spark or store_session(application, f"replica_verify {title} {application.run}")
-            compare_tables(application, spark, opened, outcome, clock)
+            compare_tables(application, spark.session(), opened, outcome, clock)
     report, code = in_all(outcome, last=True)
     return {**report, **more}, code
 
