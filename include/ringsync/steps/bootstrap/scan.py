@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import secrets
 import socket
 import time
 from collections.abc import Sequence
@@ -127,7 +128,8 @@ def run(application: Application) -> tuple[Report, ExitCode]:
     outcome = Outcome(alone=not application.patterns)
     plans = plans_to_follow(application, outcome)
     known = None if outcome.alone else read_known_tables(session, [config.state.keyspace])
-    owner = f"{application.run} on {socket.gethostname()}, process {os.getpid()}"
+    # In a container the next process may have the same number.
+    owner = f"{application.run} on {socket.gethostname()}, process {os.getpid()}, {secrets.token_hex(4)}"
     shared = Shared(session, known)
     this = Run(application, shared, BootstrapState(session, config.state.keyspace), owner)
     title = next(iter(plans.values())).scan.table.full_name if outcome.alone else f"{len(plans)} tables"
