@@ -28,7 +28,7 @@ from tests.sync.scenario import create_schema, start_loops, statements, write
 
 pytestmark = [pytest.mark.chaos, pytest.mark.server, pytest.mark.spark]
 
-TABLES = ("workload.collections", "workload.natives", "workload.single")
+TABLES = ("workload.collections", "workload.single")
 SEED = int(os.environ.get("RINGSYNC_CHAOS_SEED", "20261126"))
 AWAY = 400
 """Statements while each node is away."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import signal
 import threading
@@ -19,11 +20,13 @@ from ringsync.cluster.limits import Limits
 from ringsync.cluster.schema import read_table
 from ringsync.cluster.session import connect
 from ringsync.config import load_config
+from ringsync.cql.identifiers import parse_table_patterns
 from ringsync.ledger.snapshots import FOLDER
 from ringsync.replica.base import base_folder, changes_folder
 from ringsync.state.bootstrap import BootstrapState
 from ringsync.steps.application import Application, ExitCode, Report, StepError
 from ringsync.steps.bootstrap import drain as bootstrap_drain
+from ringsync.steps.bootstrap import prepare as bootstrap_prepare
 from ringsync.steps.bootstrap import scan as bootstrap_scan
 from ringsync.steps.bootstrap import snapshot as sstable_snapshot
 from ringsync.steps.bootstrap.cancel import cancel
@@ -43,6 +46,7 @@ from tests.stream_model import StreamModel
 pytestmark = [pytest.mark.server, pytest.mark.spark]
 
 STEPS = {
+    "bootstrap_prepare": bootstrap_prepare,
     "sstable_snapshot": sstable_snapshot,
     "bootstrap_scan": bootstrap_scan,
     "bootstrap_drain": bootstrap_drain,
@@ -136,6 +140,7 @@ def troubled(cassandra: CassandraNode, session: Any, keyspace: str) -> str:
         "owner text static, PRIMARY KEY (id, seq)) WITH gc_grace_seconds = 864000"
     )
     run = session.execute
+    run(f"CREATE INDEX ON {name} (n)")  # a snapshot has the index's SSTables, too
     for part in range(60):
         run(f"UPDATE {name} SET owner = 'o{part}' WHERE id = {part}")
         for seq in range(5):
@@ -165,7 +170,10 @@ def troubled(cassandra: CassandraNode, session: Any, keyspace: str) -> str:
 
 
 @pytest.mark.parametrize("read", ["upload", "in_place"])
-def test_replica_and_stream_are_what_select_shows(world: World, troubled: str, read: str) -> None:
+def test_replica_and_stream_are_what_select_shows(
+    world: World, troubled: str, read: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sstable_snapshot, "PIECE_BYTES", 1000)  # each file is copied in several pieces
     change_conf(world.conf, sstable={"nodetool": nodetool_of(world.node), "read": read})
     report = world.all_steps(troubled, f"shown-{read}", splits=4)
     assert world.judge(troubled, report) > 200
@@ -173,6 +181,24 @@ def test_replica_and_stream_are_what_select_shows(world: World, troubled: str, r
     assert world.copies() == []
     verified, code = world.step("replica_verify", troubled, f"shown-{read}")
     assert (code, verified["differences"]) == (ExitCode.OK, 0)
+
+
+def test_a_table_of_several_fails_alone(world: World, troubled: str) -> None:
+    given = {**dict.fromkeys(("mode", "splits", "columns", "token_range", "where")), "last": True, "queue": "default"}
+    flags = dict.fromkeys(("restart", "enable_cdc", "dry_run"), False)
+    patterns = parse_table_patterns(f"{troubled}, {troubled}_not")
+    for name in ("bootstrap_prepare", "sstable_snapshot", "bootstrap_scan", "bootstrap_drain"):
+        run = "several.default" if name == "sstable_snapshot" else "several"
+        options = argparse.Namespace(**given, **flags, bootstrap_run="several")
+        config = load_config(world.conf)
+        application = Application(name, str(world.conf), config, world.store, None, run, options, patterns)
+        report, code = STEPS[name].run(application)
+        world.store.put(f"reports/{name}/{run}.json", json.dumps(report, default=str).encode())
+        assert code == (ExitCode.COMPLETED_WITH_ERRORS if name == "bootstrap_drain" else ExitCode.OK), report
+    assert list(report["failed"]) == [f"{troubled}_not"]
+    scan = json.loads(world.store.get("reports/bootstrap_scan/several.json"))["tables"][troubled]
+    assert world.judge(troubled, scan) > 200
+    assert world.copies() == []
 
 
 def test_some_columns_and_tokens(world: World, troubled: str) -> None:

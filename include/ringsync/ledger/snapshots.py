@@ -20,7 +20,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from ringsync.formats.sstable.names import Descriptor
@@ -54,10 +54,12 @@ class StoredSSTable:
     """An SSTable of a snapshot.
 
     :ivar files: bytes of each of its files, by component
+    :ivar piece_bytes: bytes of a piece of a copy, the last one of a file has fewer; 0: these are local files
     """
 
     descriptor: Descriptor
-    files: Mapping[str, int]
+    files: Mapping[str, int] = field(hash=False)
+    piece_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -67,14 +69,12 @@ class NodeSnapshot:
     :ivar host: host id
     :ivar url: URL of the store that has the copies, their folders are prefixes of keys; empty: they are local files
     :ivar taken_ms: ms since the epoch
-    :ivar piece_bytes: bytes of a piece of a copy
     """
 
     host: str
     url: str
     taken_ms: int
     sstables: tuple[StoredSSTable, ...]
-    piece_bytes: int = PIECE_BYTES
 
     @property
     def bytes(self) -> int:
@@ -112,7 +112,9 @@ def get_manifest(store: ObjectStore, bootstrap: str, host: str) -> NodeSnapshot 
     document = get_json(store, _manifest_key(bootstrap, host))
     if document is None:
         return None
-    sstables = [StoredSSTable(Descriptor(**one["descriptor"]), one["files"]) for one in document.pop("sstables")]
+    sstables = [
+        StoredSSTable(**{**one, "descriptor": Descriptor(**one["descriptor"])}) for one in document.pop("sstables")
+    ]
     return NodeSnapshot(**document, sstables=tuple(sstables))
 
 
@@ -132,14 +134,13 @@ def copy_folder(bootstrap: str, host: str, descriptor: Descriptor) -> str:
     return f"{FOLDER}{bootstrap}/{host}/{descriptor.keyspace}/{descriptor.table}-{descriptor.table_id}"
 
 
-def copied(bootstrap: str, host: str, sstable: StoredSSTable) -> StoredSSTable:
+def copied(bootstrap: str, host: str, sstable: StoredSSTable, piece_bytes: int) -> StoredSSTable:
     """Return an SSTable as its copy is named."""
-    return replace(
-        sstable, descriptor=replace(sstable.descriptor, folder=copy_folder(bootstrap, host, sstable.descriptor))
-    )
+    descriptor = replace(sstable.descriptor, folder=copy_folder(bootstrap, host, sstable.descriptor))
+    return StoredSSTable(descriptor, sstable.files, piece_bytes)
 
 
-def pieces(size: int, piece_bytes: int = PIECE_BYTES) -> Iterator[tuple[int, int]]:
+def pieces(size: int, piece_bytes: int) -> Iterator[tuple[int, int]]:
     """Yield position and size of each piece of a file, bytes; an empty file has one."""
     for position in range(0, max(size, 1), piece_bytes):
         yield position, min(piece_bytes, size - position)

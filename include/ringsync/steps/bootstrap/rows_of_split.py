@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from math import inf
 from typing import Any, Protocol
 
@@ -17,6 +16,7 @@ from ringsync.config import Config
 from ringsync.formats.sstable.data import Loss
 from ringsync.formats.sstable.errors import SSTableError
 from ringsync.images.from_streams import images_of_part
+from ringsync.ledger.snapshots import StoredSSTable
 from ringsync.ring.tokens import TokenRange
 from ringsync.schema.table import TableSchema
 from ringsync.sources.scan.images import ImagePages, read_images
@@ -24,7 +24,7 @@ from ringsync.sources.scan.plan import ScanPlan, split_from_json
 from ringsync.sources.scan.scan import Unread
 from ringsync.sources.scan.shown import Shown
 from ringsync.sources.sstable_files import SSTableSplit, merged_split
-from ringsync.steps.bootstrap.snapshot_files import SnapshotFiles
+from ringsync.steps.bootstrap.snapshot_files import source_of
 from ringsync.storage.port import NotFoundError, ObjectStore
 
 SPLITS_IN_ONE = 4
@@ -68,12 +68,12 @@ class SnapshotRows:
     """The rows of SSTables of snapshots, merged.
 
     :ivar splits: parts of SSTables by token ranges; without parts: the SSTables have nothing there
-    :ivar files: how to read them
+    :ivar sstables: the SSTables
     :ivar table: the whole table
     """
 
     splits: tuple[SSTableSplit, ...]
-    files: SnapshotFiles
+    sstables: tuple[StoredSSTable, ...]
     table: TableSchema
 
     def read(self, config: Config, plan: ScanPlan, store: ObjectStore, permits: Permits) -> Iterator[RowsOfRange]:
@@ -96,10 +96,11 @@ class SnapshotRows:
     ) -> Iterator[ImagePages | Unread]:
         shown = Shown(plan.table, plan.now)
         in_place = any(not url for url, _, _ in split.parts)
+        known = {sstable.descriptor: sstable for sstable in self.sstables}
         parts = merged_split(
             split,
             self.table,
-            partial(self.files.source, store),
+            lambda _, descriptor: source_of(store, known[descriptor]),
             _refuse,
             shown=plan.table if plan.table.is_selection else None,
             memory_bytes=config.sstable.memory_mb * 2**20,

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from ringsync.cluster.shared import Shared, read_known_tables
 from ringsync.config import Config
 from ringsync.ledger.archive import put_same
 from ringsync.ledger.snapshots import (
+    PIECE_BYTES,
     NodeSnapshot,
     SnapshotsOf,
     StoredSSTable,
@@ -52,10 +54,12 @@ from ringsync.steps.bootstrap.node_snapshot import (
 )
 from ringsync.steps.bootstrap.old_snapshots import clear_old
 from ringsync.steps.bootstrap.plan import SSTABLE, BootstrapPlan, plans_to_follow
-from ringsync.steps.bootstrap.prepare import check_not_cancelled
+from ringsync.steps.bootstrap.prepare import check_not_cancelled, say
 from ringsync.steps.tables import Outcome, each, in_all
 from ringsync.storage.port import ObjectStore, StorageError
 from ringsync.wiring import cluster_settings
+
+SIGN_INTERVAL_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -103,6 +107,12 @@ def snapshot_table(this: Run, plan: BootstrapPlan) -> tuple[Report, ExitCode]:
     latest = check_not_cancelled(this.state.find(plan.bootstrap.keyspace, plan.bootstrap.table), plan)
     if plan.mode != SSTABLE or latest.state != SCANNING:
         return report, ExitCode.OK
+    with signs_of_life(this.store, plan):
+        return take_and_copy(this, plan, report), ExitCode.OK
+
+
+def take_and_copy(this: Run, plan: BootstrapPlan, report: Report) -> Report:
+    """Take the snapshots of a table on the nodes of this queue; the errors are those of :func:`run`."""
     about = ring_of(this, plan)
     level, ranges = plan.scan.consistency_level, plan.scan.selection.ranges
     hosts = asked_hosts(about.ring, level, ranges)
@@ -123,7 +133,30 @@ def snapshot_table(this: Run, plan: BootstrapPlan) -> tuple[Report, ExitCode]:
     others = {host.id for host in hosts} - failed.keys()
     if lacking := lacking_hosts(about.ring, level, ranges, others):
         raise StepError(_too_few(this.store, plan, [host for host in lacking if host.id in failed]))
-    return report, ExitCode.OK
+    return report
+
+
+@contextmanager
+def signs_of_life(store: ObjectStore, plan: BootstrapPlan) -> Iterator[None]:
+    """Say now and then that somebody works on the bootstrap: copies may take hours."""
+    end = threading.Event()
+
+    def beat() -> None:
+        while True:
+            try:
+                say(store, plan, "snapshot")
+            except StorageError as error:
+                print(f"ringsync: warning: {error}", flush=True)
+            if end.wait(SIGN_INTERVAL_S):
+                return
+
+    thread = threading.Thread(target=beat, name="signs of life", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        end.set()
+        thread.join()
 
 
 def ring_of(this: Run, plan: BootstrapPlan) -> SnapshotsOf:
@@ -149,7 +182,7 @@ def snapshot_node(this: Run, plan: BootstrapPlan, host: Host) -> NodeSnapshot:
         sstables = take_snapshot(node, table, bootstrap, settings.free_space_factor)
     if copies:
         _copy(this, bootstrap, host, sstables)
-        sstables = [copied(bootstrap, host.id, sstable) for sstable in sstables]
+        sstables = [copied(bootstrap, host.id, sstable, PIECE_BYTES) for sstable in sstables]
     snapshot = NodeSnapshot(host.id, store.url if copies else "", taken_ms, tuple(sstables))
     put_manifest(store, bootstrap, snapshot)
     if copies:
@@ -180,9 +213,9 @@ def _copy(this: Run, bootstrap: str, host: Host, sstables: Sequence[StoredSSTabl
             done = [
                 pool.submit(copy, Path(sstable.descriptor.path(name)), target.descriptor.path(name), position, part)
                 for sstable in sstables
-                for target in [copied(bootstrap, host.id, sstable)]
+                for target in [copied(bootstrap, host.id, sstable, PIECE_BYTES)]
                 for name, size in sstable.files.items()
-                for position, part in pieces(size)
+                for position, part in pieces(size, PIECE_BYTES)
             ]
             for one in done:
                 one.result()

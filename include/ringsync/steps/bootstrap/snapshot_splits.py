@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from ringsync.formats.sstable.errors import SSTableError
 from ringsync.formats.sstable.sstables import SSTable, open_sstable
+from ringsync.ledger.snapshots import StoredSSTable
 from ringsync.ring.consistency import by_replicas
 from ringsync.ring.tokens import TokenRange, TokenSet, intersection, subtract
 from ringsync.schema.table import TableSchema
@@ -19,7 +20,7 @@ from ringsync.steps.application import StepError
 from ringsync.steps.bootstrap.plan import BootstrapPlan
 from ringsync.steps.bootstrap.rows_of_split import SnapshotRows
 from ringsync.steps.bootstrap.snapshot import snapshots_to_read
-from ringsync.steps.bootstrap.snapshot_files import SnapshotFiles, files_of, sources_of
+from ringsync.steps.bootstrap.snapshot_files import source_of
 from ringsync.storage.port import ObjectStore
 
 OPENED_AT_ONCE = 8
@@ -35,7 +36,8 @@ class SnapshotSplits:
     def __init__(self, store: ObjectStore, plan: BootstrapPlan, table: TableSchema) -> None:
         self._about, self._snapshots = snapshots_to_read(store, plan)
         self._table = table
-        sources = [(one.host, source) for one in self._snapshots for source in sources_of(one, store)]
+        self._stored = {sstable.descriptor: sstable for one in self._snapshots for sstable in one.sstables}
+        sources = [(one.host, source_of(store, sstable)) for one in self._snapshots for sstable in one.sstables]
         try:
             with ThreadPoolExecutor(OPENED_AT_ONCE) as pool:
                 opened = list(pool.map(lambda one: (one[0], open_sstable(one[1], table)), sources))
@@ -59,13 +61,12 @@ class SnapshotSplits:
         :raises StepError: an index is missing or damaged
         """
         apart = intersection(left, failed)
-        files = files_of(self._snapshots)
         splits = [*self._splits(subtract(left, apart), least), *self._splits(apart, 1)]
         empty = subtract(left, [split.tokens for split in splits])
-        rows = [SnapshotRows((split,), self._files(split, files), self._table) for split in splits]
+        rows = [SnapshotRows((split,), self._read_by(split), self._table) for split in splits]
         if empty:
             nothing = tuple(SSTableSplit(tokens, ()) for tokens in empty)
-            rows.append(SnapshotRows(nothing, SnapshotFiles({}, files.piece_bytes), self._table))
+            rows.append(SnapshotRows(nothing, (), self._table))
         return rows, sum(part.end - part.first for split in splits for _, _, part in split.parts)
 
     def _splits(self, ranges: TokenSet, least: int) -> list[SSTableSplit]:
@@ -79,8 +80,5 @@ class SnapshotSplits:
     def _sstables(self, nodes: Sequence[str]) -> list[SSTable]:
         return [sstable for node in nodes for sstable in self._of_node[node]]
 
-    @staticmethod
-    def _files(split: SSTableSplit, files: SnapshotFiles) -> SnapshotFiles:
-        """Leave out what a split does not read: each task gets its own."""
-        sizes = {descriptor: files.sizes[descriptor] for url, descriptor, _ in split.parts if url}
-        return SnapshotFiles(sizes, files.piece_bytes)
+    def _read_by(self, split: SSTableSplit) -> tuple[StoredSSTable, ...]:
+        return tuple(self._stored[descriptor] for descriptor in {descriptor for _, descriptor, _ in split.parts})
