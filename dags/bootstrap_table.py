@@ -1,8 +1,9 @@
 """Make verified replicas of Cassandra tables.
 
-**What it does.** `prepare` checks rights, settings and schema, and plans the token ranges. `scan` reads every row with
-the writetime and TTL of each cell, and writes it to the replica (Delta) and to the change stream (Avro). `drain` puts
-the changes that were made meanwhile after these rows in the stream. `verify` compares source and replica cell by cell.
+**What it does.** `prepare` checks rights, settings and schema, and plans the token ranges. With mode `sstable`, a task
+`snapshot_<queue>` on each queue's worker takes snapshots of its nodes. `scan` reads every row with the writetime and
+TTL of each cell, and writes it to the replica (Delta) and to the change stream (Avro). `drain` puts the changes that
+were made meanwhile after these rows in the stream. `verify` compares source and replica cell by cell.
 
 **Inputs.** One table of the cluster in `ringsync.yaml` (`RINGSYNC_CONFIG`), or several and patterns, and the parameters
 below. Each step does all tables; one that fails does not stop the others, and the last step names it.
@@ -25,17 +26,24 @@ configuration, connection or rights. Airflow does not try again after these code
 from __future__ import annotations
 
 from airflow.sdk import DAG, Param
+from ringsync_process import ProcessOperator
 from ringsync_spark import SparkApplicationOperator
 
+from ringsync.config import load_config
 from ringsync.orchestration import (
     BOOTSTRAP_DRAIN,
     BOOTSTRAP_PARAMETERS,
     BOOTSTRAP_PREPARE,
     BOOTSTRAP_SCAN,
+    NO_SNAPSHOT,
     OWNER,
     REPLICA_VERIFY,
+    config_path,
     safe_run_id,
+    sstable_snapshot,
 )
+
+CONFIG = load_config(config_path())
 
 with DAG(
     "bootstrap_table",
@@ -46,15 +54,22 @@ with DAG(
     max_active_runs=4,
     tags=["ringsync", "bootstrap"],
     default_args={"owner": OWNER},
-    user_defined_macros={"safe_run_id": safe_run_id},
+    user_defined_macros={"safe_run_id": safe_run_id, "default_mode": CONFIG.scan.mode},
     params={name: Param(**parameter) for name, parameter in BOOTSTRAP_PARAMETERS.items()},
 ):
     prepare = SparkApplicationOperator(task_id="prepare", spark=BOOTSTRAP_PREPARE)
+    snapshots = [
+        ProcessOperator(task_id=f"snapshot_{queue}", application=sstable_snapshot(queue), skip_if=NO_SNAPSHOT)
+        for queue in CONFIG.sync.queues
+    ]
     scan = SparkApplicationOperator(
-        task_id="scan", spark=BOOTSTRAP_SCAN, skip_if="{{ 'dry run: nothing is copied' if params.dry_run else '' }}"
+        task_id="scan",
+        spark=BOOTSTRAP_SCAN,
+        skip_if="{{ 'dry run: nothing is copied' if params.dry_run else '' }}",
+        trigger_rule="none_failed",
     )
     drain = SparkApplicationOperator(task_id="drain", spark=BOOTSTRAP_DRAIN)
     verify = SparkApplicationOperator(
         task_id="verify", spark=REPLICA_VERIFY, skip_if="{{ '' if params.verify else 'verify was switched off' }}"
     )
-    prepare >> scan >> drain >> verify
+    prepare >> snapshots >> scan >> drain >> verify

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from airflow.sdk import BaseOperator, Context
-from airflow.sdk.exceptions import AirflowException, AirflowFailException
+from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
 from ringsync_tasks import prepare_environment, send_report
 
 from ringsync import orchestration
@@ -27,25 +27,29 @@ class ProcessOperator(BaseOperator):
     The task fails at once after exit codes that another try cannot change, as with Spark applications.
 
     :param application: the application to run
+    :param skip_if: template of the reason to skip the step; empty when rendered: the step runs
     """
 
-    template_fields: Sequence[str] = ("arguments", "report")
+    template_fields: Sequence[str] = ("arguments", "report", "skip_if")
     ui_color = "#eef7e8"
 
-    def __init__(self, *, application: orchestration.SparkApplication, **kwargs: Any) -> None:
+    def __init__(self, *, application: orchestration.SparkApplication, skip_if: str = "", **kwargs: Any) -> None:
         if application.queue and application.queue != DEFAULT_QUEUE:
             kwargs["queue"] = application.queue
         super().__init__(**application.task_arguments, **kwargs)
         self.application, self.path = application.name, application.path
-        self.arguments = application.arguments()
+        self.arguments, self.skip_if = application.arguments(), skip_if
         self.report = f"reports/{application.name}/{application.run}.json"
         self._process: subprocess.Popen[str] | None = None
 
     def execute(self, context: Context) -> None:
         """Run the application to its end.
 
+        :raises AirflowSkipException: ``skip_if`` gives a reason
         :raises AirflowFailException: it failed, and another try cannot help
         """
+        if self.skip_if:
+            raise AirflowSkipException(self.skip_if)
         config, started = prepare_environment(None), time.time()
         command = [sys.executable, self.path, *orchestration.given(self.arguments)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as self._process:

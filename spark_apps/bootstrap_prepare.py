@@ -14,6 +14,8 @@ from ringsync.steps.bootstrap import prepare as bootstrap_prepare
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
+    modes = ("token_range", "sstable")
+    parser.add_argument("--mode", choices=modes, help="where the rows are read (default: scan.mode)")
     parser.add_argument("--splits", type=int, metavar="N", help="number of splits (default: by estimated size)")
     parser.add_argument("--columns", type=parse_column_names, metavar="NAME,…", help="value columns to copy")
     parser.add_argument("--token-range", type=parse_token_range, metavar="START:END", help="tokens to copy")

@@ -45,7 +45,10 @@ APPLICATIONS = {
     ("bootstrap_table", "verify"): "replica_verify",
     ("replica_verify", "verify"): "replica_verify",
 }
-"""Spark application of each task; its report is ``reports/<application>/<run>.json``."""
+"""Application of each task; its report is ``reports/<application>/<run>.json`` (:func:`_report_of`)."""
+
+SNAPSHOT = "snapshot_"
+"""What the names of the tasks of ``sstable_snapshot`` begin with; then comes their queue."""
 
 PATIENCE_S = 300.0
 """Seconds that Airflow may be unreachable while we follow a run: it may be restarted."""
@@ -220,6 +223,11 @@ def _parser() -> _Parser:
         epilog=EXIT_CODES,
     )
     _common(bootstrap)
+    bootstrap.add_argument(
+        "--mode",
+        choices=("token_range", "sstable"),
+        help="where the rows are read: SELECTs, or snapshots of the nodes (default: scan.mode)",
+    )
     bootstrap.add_argument("--splits", type=_count, metavar="N", help="pieces of the ring (default: by estimated size)")
     bootstrap.add_argument(
         "--columns",
@@ -245,7 +253,7 @@ def _parser() -> _Parser:
     bootstrap.set_defaults(
         command=_bootstrap,
         dag="bootstrap_table",
-        parameters=("splits", "columns", "token_range", "where", "restart", "verify", "enable_cdc", "dry_run"),
+        parameters=("mode", "splits", "columns", "token_range", "where", "restart", "verify", "enable_cdc", "dry_run"),
     )
 
     verify = commands.add_parser(
@@ -409,8 +417,7 @@ def report_end(run: Run, end: RunState, console: Console) -> ExitCode:
     """
     code = ExitCode.OK
     for task in end.tasks:
-        application = APPLICATIONS.get((run.dag, task.task), "")
-        report = read_report(run.store, application, run.run)
+        report = _report_of(run, task.task)
         if task.state == "failed":
             code, why = _why(run, task, report)
             say(console, f"{task.task}: failed: {why}")
@@ -422,6 +429,12 @@ def report_end(run: Run, end: RunState, console: Console) -> ExitCode:
         say(console, f"look at it: {run.client.run_page(run.dag, run.run)}")
         return code or ExitCode.CRASHED
     return ExitCode.OK
+
+
+def _report_of(run: Run, task: str) -> dict[str, Any]:
+    if task.startswith(SNAPSHOT):
+        return read_report(run.store, "sstable_snapshot", f"{run.run}.{task.removeprefix(SNAPSHOT)}")
+    return read_report(run.store, APPLICATIONS[run.dag, task], run.run)
 
 
 def read_report(store: ObjectStore, application: str, run: str) -> dict[str, Any]:

@@ -53,6 +53,7 @@ def _task_arguments(pool: str, priority: int, retries: int, delay_s: float) -> d
 
 
 STEP_ARGUMENTS = _task_arguments(SPARK_POOL, 1, RETRIES, RETRY_DELAY_S)
+PROCESS_ARGUMENTS = _task_arguments(LOOP_POOL, 1, RETRIES, RETRY_DELAY_S)
 LOOP_ARGUMENTS = _task_arguments(LOOP_POOL, LOOP_PRIORITY, LOOP_RETRIES, LOOP_RETRY_DELAY_S)
 MERGE_LOOK_S = 300.0
 """Greatest number of seconds between two looks for changes to merge into the replicas' bases."""
@@ -84,7 +85,7 @@ class SparkApplication:
     :ivar name: name of its file in spark_apps/, without ``.py``
     :ivar options: the arguments that only this application has, as Jinja templates of the DAG run's ``params``;
         a template that renders to nothing is left out (:func:`given`)
-    :ivar driver_memory: greatest heap of the driver's JVM
+    :ivar driver_memory: greatest heap of the driver's JVM; empty: it is a plain process, without Spark
     :ivar lean: whether to start fast rather than run fast
     :ivar of_table: whether a run is for the tables of the parameter ``table``
     :ivar loop: whether it works for some minutes, and can be killed and started again at any time
@@ -107,7 +108,7 @@ class SparkApplication:
     @property
     def task_arguments(self) -> dict[str, Any]:
         """Arguments of its Airflow tasks that say when they run and how often they are tried."""
-        return LOOP_ARGUMENTS if self.loop else STEP_ARGUMENTS
+        return LOOP_ARGUMENTS if self.loop else STEP_ARGUMENTS if self.driver_memory else PROCESS_ARGUMENTS
 
     @property
     def run(self) -> str:
@@ -150,12 +151,18 @@ def option(name: str) -> str:
 BOOTSTRAP_PREPARE = SparkApplication(
     "bootstrap_prepare",
     (
-        *map(option, ("splits", "columns", "token_range", "where")),
+        *map(option, ("mode", "splits", "columns", "token_range", "where")),
         *map(flag, ("restart", "enable_cdc", "dry_run")),
     ),
     driver_memory="1g",
     lean=True,
 )
+NO_SNAPSHOT = (
+    "{{ 'dry run: nothing is copied' if params.dry_run else "
+    "'' if (params.mode or default_mode) == 'sstable' else 'the rows are selected from the cluster' }}"
+)
+"""Template of why no snapshots are taken; ``default_mode`` is a macro of the DAG."""
+
 BOOTSTRAP_SCAN = SparkApplication("bootstrap_scan", (), driver_memory="2g")
 BOOTSTRAP_DRAIN = SparkApplication(
     "bootstrap_drain", ("{{ '' if params.verify else '--last' }}",), driver_memory="1g", lean=True
@@ -171,6 +178,12 @@ BUCKET_CLOSE = SparkApplication("bucket_close", (UNTIL,), driver_memory="1g", le
 OUT_OF_SEQUENCE = SparkApplication("out_of_sequence", (), driver_memory="1g", lean=True, of_table=False, loop=True)
 SCHEMA_UPDATE = SparkApplication("schema_update", (), driver_memory="512m", lean=True, of_table=False, loop=True)
 REPLICA_MERGE = SparkApplication("replica_merge", (option("table"),), driver_memory="2g", of_table=False)
+
+
+def sstable_snapshot(queue: str) -> SparkApplication:
+    """Return the application that takes the snapshots of a queue's nodes. It is a plain process, without Spark."""
+    of_run = "--bootstrap-run={{ safe_run_id(run_id) }}"
+    return SparkApplication("sstable_snapshot", (of_run,), driver_memory="", queue=queue)
 
 
 def commitlog_stage(queue: str) -> SparkApplication:
@@ -266,6 +279,12 @@ BOOTSTRAP_PARAMETERS: dict[str, Parameter] = {
         "`ALTER TABLE … WITH cdc = true`, so that the sync follows the table; off: the table is not altered",
     ),
     "restart": _switch("Restart", "Begin anew, even if an earlier run left an unfinished bootstrap to continue"),
+    "mode": {
+        **{"default": None, "type": ["null", "string"], "enum": [None, "token_range", "sstable"]},
+        **{"title": "Mode", "section": "Tuning"},
+        "description_md": "`token_range`: rows are selected from the cluster; `sstable`: they come from snapshots of "
+        "the nodes; empty: as `scan.mode` says",
+    },
     "columns": _text("Columns", "`name, name, …`: copy only these value columns, and the key; empty: all columns"),
     "token_range": _text("Token range", "`START:END`: copy only tokens above START, up to END; empty: the whole ring"),
     "where": _text("Where", "Copy only rows whose key fits this condition, e.g. `day >= '2026-01-01'`; empty: all"),

@@ -69,7 +69,7 @@ def load_partitions(session: Any, table: str, partitions: Iterable[int], rows: i
 def prepare(conf: Path, table: str, run: str, **options: Any) -> str:
     """The first step, in this process; gives the id of the bootstrap."""
     config = load_config(conf)
-    given = dict.fromkeys(("splits", "columns", "token_range", "where")) | {
+    given = dict.fromkeys(("mode", "splits", "columns", "token_range", "where")) | {
         "dry_run": False,
         "restart": False,
         "enable_cdc": False,

@@ -217,6 +217,7 @@ def test_good_parameters_are_taken(bag: Any, dag_id: str, conf: dict[str, Any]) 
         ("bootstrap_table", {"table": "shop.orders", "splits": 1.5}),
         ("bootstrap_table", {"table": "shop.orders", "splits": "8"}),
         ("bootstrap_table", {"table": "shop.orders", "verify": "no"}),
+        ("bootstrap_table", {"table": "shop.orders", "mode": "pages"}),
         ("replica_verify", {"table": "shop.orders", "repair": 1}),
         ("replica_merge", {"table": "shop"}),
         ("archive_reprocess", {"since": "yesterday"}),
@@ -231,6 +232,7 @@ def test_bad_parameters_are_refused(bag: Any, dag_id: str, conf: dict[str, Any])
 
 COMMANDS = [
     ("bootstrap_table", "prepare", {}, "bootstrap_prepare", "lean 1g", []),
+    ("bootstrap_table", "prepare", {"mode": "sstable"}, "bootstrap_prepare", "lean 1g", ["--mode=sstable"]),
     ("bootstrap_table", "prepare", {"splits": 12, "dry_run": True}, "bootstrap_prepare", "lean 1g",
      ["--splits=12", "--dry-run"]),
     ("bootstrap_table", "prepare", {"columns": '"A",b', "token_range": "-5:7", "where": "x = '-1'", "restart": True},
@@ -439,7 +441,40 @@ def test_a_process_without_spark(
 
 def test_steps_come_in_order(bag: Any) -> None:
     tasks = {task.task_id: task.downstream_task_ids for task in bag.dags["bootstrap_table"].tasks}
-    assert tasks == {"prepare": {"scan"}, "scan": {"drain"}, "drain": {"verify"}, "verify": set()}
+    assert tasks == {
+        **{"prepare": {"snapshot_default"}, "snapshot_default": {"scan"}, "scan": {"drain"}},
+        **{"drain": {"verify"}, "verify": set()},
+    }
+    assert bag.dags["bootstrap_table"].get_task("scan").trigger_rule == "none_failed"
+
+
+def test_a_queue_takes_snapshots_only_with_mode_sstable(
+    bag: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from airflow.dag_processing.dagbag import BundleDagBag
+
+    from ringsync.orchestration import given
+
+    def reasons(bag: Any) -> list[str]:
+        found = []
+        for conf in ({}, {"mode": "sstable"}, {"mode": "sstable", "dry_run": True}, {"mode": "token_range"}):
+            task = rendered(bag, "bootstrap_table", "snapshot_default", {"table": "shop.orders", **conf})
+            assert given(task.arguments) == [
+                *("--conf", task.arguments[1], "--table", "shop.orders", "--run", f"{RUN}.default"),
+                *("--queue", "default", f"--bootstrap-run={RUN}"),
+            ]
+            found.append(task.skip_if)
+        return found
+
+    reading, dry = "the rows are selected from the cluster", "dry run: nothing is copied"
+    assert reasons(bag) == [reading, "", dry, reading]
+    document = {"server_name": "s", "cassandra": {"contact_points": ["10.0.0.1"]}, "store": {"url": "lake"}}
+    more = {"scan": {"mode": "sstable"}, "sync": {"queue_of_node": {"10.0.0.1": "rack-1"}}}
+    (tmp_path / "ringsync.yaml").write_text(json.dumps({**document, **more}))
+    monkeypatch.setenv("RINGSYNC_CONFIG", str(tmp_path / "ringsync.yaml"))
+    other = BundleDagBag(DAGS / "bootstrap_table.py", bundle_path=DAGS, bundle_name="dags")
+    assert reasons(other) == ["", "", dry, reading]
+    assert other.dags["bootstrap_table"].get_task("snapshot_rack-1").queue == "rack-1"
 
 
 def parameters(bag: Any, dag_id: str, conf: dict[str, Any]) -> dict[str, Any]:

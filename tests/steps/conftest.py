@@ -30,7 +30,7 @@ STEPS = {
 }
 
 DEFAULTS = {
-    **dict.fromkeys(("splits", "columns", "token_range", "where")),
+    **dict.fromkeys(("mode", "splits", "columns", "token_range", "where")),
     **dict.fromkeys(("dry_run", "restart", "repair", "enable_cdc", "last"), False),
 }
 

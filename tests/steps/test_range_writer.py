@@ -30,7 +30,7 @@ class RecordedFiles:
     def are_full(self) -> bool:
         return self.full.pop(0) if self.full else False
 
-    def write(self, batch: pa.RecordBatch) -> int:
+    def write(self, batch: pa.RecordBatch, shown: pa.RecordBatch) -> int:
         self.rows += zip(batch["token"].to_pylist(), batch["n"].to_pylist(), strict=True)
         return batch.num_rows
 

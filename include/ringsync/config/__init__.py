@@ -34,6 +34,7 @@ class Config(Section):
     stream: sections.Stream = sections.Stream()
     replica: sections.Replica = sections.Replica()
     scan: sections.Scan = sections.Scan()
+    sstable: sections.SSTables = sections.SSTables()
     limits: sections.ClusterLimits = sections.ClusterLimits()
     state: sections.State = sections.State()
     archive: sections.Archive = sections.Archive()

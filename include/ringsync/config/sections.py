@@ -227,9 +227,14 @@ class Replica(Section):
     merge_rows_fraction: Annotated[float, Field(gt=0, le=1)] = 0.01
 
 
+BootstrapMode = Literal["token_range", "sstable"]
+"""Where a bootstrap reads rows: from the cluster, by SELECT, or from the SSTables of a snapshot of its nodes."""
+
+
 class Scan(Section):
     """The division of a table into token ranges, and the handling of ranges that fail."""
 
+    mode: BootstrapMode = "token_range"
     split_size_mb: Annotated[int, Field(ge=1)] = 64
     min_splits: Annotated[int, Field(ge=1)] = 4
     max_splits: Annotated[int, Field(ge=1)] = 4096
@@ -237,6 +242,47 @@ class Scan(Section):
     commit_interval_s: Annotated[float, Field(gt=0)] = 60.0
     max_failed_ranges: Annotated[int, Field(ge=0)] = 20
     on_topology_change: Literal["continue", "fail"] = "continue"
+
+
+Command = Annotated[tuple[str, ...], Field(min_length=1, strict=False)]
+"""A program and its first arguments."""
+
+
+class SSTableNode(Section):
+    """The settings of one node's snapshots; None: as in ``sstable``."""
+
+    nodetool: Command | None = None
+    data_directories: Annotated[tuple[Filename, ...], Field(min_length=1, strict=False)] | None = None
+
+
+class SSTables(Section):
+    """Snapshots of the nodes' SSTables, for bootstraps with mode ``sstable``."""
+
+    read: Literal["upload", "in_place"] = "upload"
+    nodetool: Command = ("nodetool",)
+    nodetool_timeout_s: Annotated[float, Field(gt=0)] = 600.0
+    data_directories: Annotated[tuple[Filename, ...], Field(strict=False)] = ()
+    nodes: dict[str, SSTableNode] = Field(default_factory=dict)
+    megabytes_per_s: Annotated[float, Field(gt=0)] | None = 100.0
+    uploads: Annotated[int, Field(ge=1, le=32)] = 4
+    free_space_factor: Annotated[float, Field(ge=0)] = 1.0
+    max_age_h: Annotated[float, Field(gt=0)] = 168.0
+    memory_mb: Annotated[int, Field(ge=16)] = 256
+
+    def nodetool_of(self, address: str, host_id: str) -> tuple[str, ...]:
+        """Return the command that reaches a node's management interface.
+
+        :param address: address of the node, as the cluster names it
+        :param host_id: id of the node, which wins if both are named
+        """
+        return self._of(address, host_id).nodetool or self.nodetool
+
+    def data_directories_of(self, address: str, host_id: str) -> tuple[str, ...]:
+        """Return a node's data directories; empty: the node is to be asked."""
+        return self._of(address, host_id).data_directories or self.data_directories
+
+    def _of(self, address: str, host_id: str) -> SSTableNode:
+        return self.nodes.get(host_id) or self.nodes.get(address) or SSTableNode()
 
 
 class ClusterLimits(Section):

@@ -27,7 +27,7 @@ WAITING, READ = "cdc/", "cdc_archive/"
 """Folders of segments that are to be read, and of those that were read."""
 
 _OTHER = (
-    "{} has other bytes than the node's segment of this name: is another cluster's archive in this store? Give each "
+    "{} has other bytes than the node's file of this name: is another cluster's archive in this store? Give each "
     "cluster a store of its own, or move the object away"
 )
 
@@ -142,14 +142,17 @@ def _why_short(data: bytes, name: str, index: str) -> str | None:
 
 def _put_all(store: ObjectStore, folder: str, entry: ArchivedSegment, data: bytes) -> None:
     path = f"{folder}{entry.node}/"
-    _put_same(store, f"{path}{entry.name}", data, entry.crc32c)
+    put_same(store, f"{path}{entry.name}", data, entry.crc32c)
     store.put(f"{path}{index_name(entry.name)}", entry.index.encode())
     with suppress(AlreadyExistsError):
         store.put(_entry_key(folder, entry), json.dumps(asdict(entry)).encode(), if_absent=True)
 
 
-def _put_same(store: ObjectStore, key: str, data: bytes, crc32c: int) -> None:
-    """Put an object that only ever has this content."""
+def put_same(store: ObjectStore, key: str, data: bytes, crc32c: int) -> None:
+    """Put an object that only ever has this content, and check that the store has it.
+
+    :raises ArchiveError: it has another content
+    """
     with suppress(AlreadyExistsError):
         store.put(key, data, if_absent=True)
     there = store.stat(key)

@@ -33,6 +33,7 @@ TOLD = 10
 """Most failed tables that an error line names; the report lists all."""
 
 BEFORE = {
+    "sstable_snapshot": ("bootstrap_prepare",),
     "bootstrap_scan": ("bootstrap_prepare",),
     "bootstrap_drain": ("bootstrap_prepare", "bootstrap_scan"),
     "replica_verify": ("bootstrap_prepare", "bootstrap_scan", "bootstrap_drain"),

@@ -26,15 +26,17 @@ This saves a third of the time if pages come fast. If limits make them rare, eac
 
 @dataclass(frozen=True)
 class ImagePages:
-    """Some consecutive result pages.
+    """Some consecutive result pages, or a part of what SSTables hold.
 
     :ivar rows: row images of the pages, in token order; there may be none
     :ivar size: size of the pages, bytes
+    :ivar shown: of these images, and of some before them, those that a SELECT shows, as it shows them; None: all
     """
 
     rows: pa.RecordBatch
     count: int
     size: int
+    shown: pa.RecordBatch | None = None
 
 
 def read_images(

@@ -29,6 +29,7 @@ def make_scan_plan(
     times: bool = True,
     selection: Selection | None = None,
     shared: Shared | None = None,
+    from_sstables: bool = False,
 ) -> ScanPlan:
     """Make the plan for scanning a table, from the present state of the cluster.
 
@@ -37,6 +38,7 @@ def make_scan_plan(
     :param selection: None: all of the table
     :param shared: what is known of the cluster; if it knows all tables, the splits are as few as possible: asking all
         nodes for their estimates of each of many tables would cost more than it saves
+    :param from_sstables: whether SSTables are read, which have all times, whatever the server can return
     :raises SchemaError: there is no such table
     :raises NoPermissionError: the user may not read the table
     :raises ClusterError: the selection does not fit the table; or the server cannot return the times of elements, and
@@ -50,7 +52,7 @@ def make_scan_plan(
     except ValueError as error:
         raise ClusterError(f"columns: {error}") from None
     scan.check_readable(session, schema, config.cassandra.username)
-    missing = scan.columns_without_element_times(session, schema) if times else ()
+    missing = scan.columns_without_element_times(session, schema) if times and not from_sstables else ()
     if missing and config.replica.element_times == "error":
         names = ", ".join(f"{column.name} {column.type}" for column in missing)
         raise ClusterError(

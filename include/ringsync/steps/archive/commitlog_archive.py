@@ -30,6 +30,7 @@ from ringsync.steps.application import Application, ExitCode, Report
 from ringsync.steps.archive.aside import Aside
 from ringsync.steps.archive.raw_folder import TOTAL_SPACE, RawFolder, RawSegment, look, total_space
 from ringsync.steps.archive.upload_pace import UploadPace
+from ringsync.steps.bootstrap.old_snapshots import ClearsAside
 from ringsync.steps.loop import cycles, put_status
 from ringsync.steps.stage.claims import ForeignClaimError, claim, get_place, has_claim, may_be_first, other_claims
 from ringsync.storage.port import ChecksumError, ObjectStore, StorageError, get_json
@@ -65,6 +66,7 @@ def run(application: Application) -> tuple[Report, ExitCode]:
     """
     config, store, queue = application.config, application.store, application.options.queue
     archiver = Archiver(config, store, queue, _Cluster(config))
+    old_snapshots = ClearsAside(config, store, queue)
 
     def say() -> None:
         put_status(store, "commitlog_archive", queue, {"nodes": archiver.status(), "problems": []})
@@ -72,6 +74,7 @@ def run(application: Application) -> tuple[Report, ExitCode]:
     for _ in cycles(store, config.sync.run_s, config.archive.poll_interval_ms / 1000, heeds_stop=False):
         archiver.cycle(say)
         say()
+        old_snapshots.clear()
         if queue == DEFAULT_QUEUE:  # one queue does it for all
             archiver.tidy_aside()
     code = ExitCode.COMPLETED_WITH_ERRORS if archiver.is_failing else ExitCode.OK

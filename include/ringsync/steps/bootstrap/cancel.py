@@ -21,6 +21,7 @@ from ringsync.state.bootstrap import COMPLETED, Bootstrap, BootstrapState
 from ringsync.status import BOOTSTRAPS, forget
 from ringsync.steps.application import StepError
 from ringsync.steps.bootstrap.leftovers import remove_leftovers
+from ringsync.steps.bootstrap.old_snapshots import clear_finished
 from ringsync.steps.passes.follow_ups import publish_passes
 from ringsync.steps.sync_plan import sync_table
 from ringsync.storage.port import ObjectStore
@@ -61,6 +62,7 @@ def cancel(config: Config, store: ObjectStore, state: BootstrapState, keyspace: 
                 )
 
         end(config, store, table, latest.id, check)
+    clear_finished(config, store, state)
     forget(store, f"{BOOTSTRAPS}{table_id}")
     return latest
 

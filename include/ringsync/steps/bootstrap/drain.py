@@ -19,7 +19,8 @@ from ringsync.ledger.passes import mark
 from ringsync.state.bootstrap import SCANNING, BootstrapState
 from ringsync.status import BOOTSTRAPS, STALE_AFTER_S, age_s, forget, read_status
 from ringsync.steps.application import Application, ExitCode, Report, StepError
-from ringsync.steps.bootstrap.plan import BootstrapPlan, plans_to_follow
+from ringsync.steps.bootstrap.old_snapshots import clear_finished
+from ringsync.steps.bootstrap.plan import SSTABLE, BootstrapPlan, plans_to_follow
 from ringsync.steps.bootstrap.prepare import check_not_cancelled
 from ringsync.steps.passes.follow_ups import publish_passes
 from ringsync.steps.sync_plan import sync_table
@@ -58,6 +59,8 @@ def drain_table(
     report: Report = {"bootstrap": plan.bootstrap.id, **cut_over(store, config, plan)}
     report["kafka_messages"] = kafka.feed(plan)
     state.complete(plan.bootstrap)
+    if plan.mode == SSTABLE:
+        clear_finished(config, store, state)
     forget(store, f"{BOOTSTRAPS}{plan.scan.table.table_id}")
     return report, ExitCode.OK
 

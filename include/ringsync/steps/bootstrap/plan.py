@@ -16,6 +16,9 @@ from ringsync.steps.tables import Outcome, failed_before
 from ringsync.storage.port import AlreadyExistsError, ObjectStore, get_json
 from ringsync.streams.files import portable_name
 
+TOKEN_RANGE, SSTABLE = "token_range", "sstable"
+"""Modes: rows are selected from the cluster, or come from snapshots of its nodes."""
+
 OUTPUTS_VERSION = 3
 """Version of files and ledger entries: a bootstrap of another version cannot be continued."""
 
@@ -28,6 +31,7 @@ class BootstrapPlan:
     :ivar splits: number of splits that the user asked for; None: by size
     :ivar estimated_rows: estimated rows of the selection
     :ivar estimated_bytes: estimated size of the whole table's result pages
+    :ivar mode: TOKEN_RANGE or SSTABLE
     """
 
     run: str
@@ -37,6 +41,7 @@ class BootstrapPlan:
     splits: int | None
     estimated_rows: int
     estimated_bytes: int
+    mode: str = TOKEN_RANGE
 
 
 TableName = tuple[str, str]

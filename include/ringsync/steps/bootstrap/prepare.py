@@ -47,7 +47,8 @@ from ringsync.state import bootstrap as states
 from ringsync.status import BOOTSTRAPS, forget
 from ringsync.steps.application import Application, ExitCode, Report, StepError
 from ringsync.steps.bootstrap.leftovers import remove_leftovers
-from ringsync.steps.bootstrap.plan import OUTPUTS_VERSION, BootstrapPlan, find_plan, keep_plan
+from ringsync.steps.bootstrap.old_snapshots import clear_old
+from ringsync.steps.bootstrap.plan import OUTPUTS_VERSION, SSTABLE, TOKEN_RANGE, BootstrapPlan, find_plan, keep_plan
 from ringsync.steps.loop import put_status
 from ringsync.steps.own_keyspace import create_state
 from ringsync.steps.tables import Outcome, chosen, each, in_all
@@ -115,6 +116,7 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
     """
     config, options, store = application.config, application.options, application.store
     check_layout(store)
+    check_mode(application)
     session = connect(cluster_settings(config))
     state = states.BootstrapState(session, config.state.keyspace)
     permits, now = Limiter(get_limits(store) or cluster_limits(config)), int(clock())
@@ -125,6 +127,8 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
         tables, outcome.failures = chosen(application.patterns, known)
         if not options.dry_run:
             create_state(session, config)
+    if not options.dry_run:
+        clear_old(config, store, state)
     preparation = Preparation(application, Shared(session, known), state, permits, Space(), now, len(tables))
     each(application.run, tables, partial(prepare_table, preparation), outcome)
     report, code = in_all(outcome, last=options.dry_run)
@@ -135,7 +139,7 @@ def prepare_table(preparation: Preparation, name: TableName) -> tuple[Report, Ex
     """Check and plan one table; the errors are those of :func:`run`."""
     application, state, shared = preparation.application, preparation.state, preparation.shared
     config, options, store, session = application.config, application.options, application.store, shared.session
-    plan_of = name if preparation.are_many else None
+    plan_of, mode = name if preparation.are_many else None, mode_of(application)
     scan = make_scan_plan(
         session,
         _with_splits(config, options.splits),
@@ -143,10 +147,13 @@ def prepare_table(preparation: Preparation, name: TableName) -> tuple[Report, Ex
         now=preparation.now,
         selection=Selection(options.columns, options.token_range, options.where),
         shared=shared,
+        from_sstables=mode == SSTABLE,
     )
     scan = replace(scan, table=as_recorded(store, scan.table))
     check_selection(application, session, scan)
-    forecast = read_a_little(config, store, scan, preparation.permits, preparation.tables)
+    # The forecast selects: of servers before 5.0 only SSTables tell all times.
+    selected = replace(scan, element_times=scan.element_times and mode == TOKEN_RANGE)
+    forecast = read_a_little(config, store, selected, preparation.permits, preparation.tables)
     check_space(store, scan, preparation.space.with_table(forecast), preparation.tables)
     specification = specify(application, scan)
     latest = state.find(*name)
@@ -155,6 +162,7 @@ def prepare_table(preparation: Preparation, name: TableName) -> tuple[Report, Ex
         continued = latest
     report = {
         "dry_run": options.dry_run,
+        "mode": mode,
         **describe(scan),
         "forecast": tell(forecast, config),
         "continues": continued and continued.id,
@@ -187,6 +195,7 @@ def prepare_table(preparation: Preparation, name: TableName) -> tuple[Report, Ex
                 splits=options.splits,
                 estimated_rows=forecast.rows,
                 estimated_bytes=round(forecast.bytes / fraction(scan.selection.ranges)),
+                mode=mode,
             ),
             plan_of,
         )
@@ -205,6 +214,23 @@ def prepare_table(preparation: Preparation, name: TableName) -> tuple[Report, Ex
     say(store, plan, "prepare")
     report |= {"begin_pass": number, "folder": pass_folder(number)}
     return {**report, "bootstrap": plan.bootstrap.id, "topic": plan.topic}, ExitCode.OK
+
+
+def mode_of(application: Application) -> str:
+    """Return the mode of the run: its own, or that of the configuration."""
+    return application.options.mode or application.config.scan.mode
+
+
+def check_mode(application: Application) -> None:
+    """Refuse what SSTables cannot do.
+
+    :raises StepError: a condition on rows with mode ``sstable``
+    """
+    if mode_of(application) == SSTABLE and application.options.where:
+        raise StepError(
+            "where is not possible with mode sstable, which reads whole partitions: leave it out, or use mode "
+            "token_range"
+        )
 
 
 def check_selection(application: Application, session: Any, scan: ScanPlan) -> None:
@@ -351,9 +377,11 @@ def read_a_little(
 
 def specify(application: Application, scan: ScanPlan) -> str:
     """Return, as JSON, everything that must be the same for one run to continue another's bootstrap."""
-    config = application.config
+    config, mode = application.config, mode_of(application)
     return json.dumps(
         {
+            # Bootstraps of before there were modes can be continued.
+            **({} if mode == TOKEN_RANGE else {"mode": mode}),
             "outputs_version": OUTPUTS_VERSION,
             "table_id": scan.table.table_id,
             "schema_digest": scan.table.digest,

@@ -35,21 +35,28 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Outputs:
-    """The files with the rows of a committed range: for the replica, and the same rows as messages."""
+    """The files with the rows of a committed range: for the replica, and the same rows as messages.
+
+    :ivar hidden: rows of the replica less messages: what no SELECT shows, e.g. deleted rows, has no message
+    """
 
     files: tuple[DataFile, ...]
     parts: tuple[Part, ...]
+    hidden: int = 0
 
     def to_json(self) -> str:
         """Return the ledger's form."""
-        return json.dumps({"files": [asdict(f) for f in self.files], "parts": [asdict(p) for p in self.parts]})
+        files, parts = [asdict(file) for file in self.files], [asdict(part) for part in self.parts]
+        return json.dumps({"files": files, "parts": parts, **({"hidden": self.hidden} if self.hidden else {})})
 
     @staticmethod
     def from_json(text: str) -> Outputs:
         """Read what :meth:`to_json` wrote."""
         document = json.loads(text)
         return Outputs(
-            tuple(DataFile(**file) for file in document["files"]), tuple(Part(**part) for part in document["parts"])
+            tuple(DataFile(**file) for file in document["files"]),
+            tuple(Part(**part) for part in document["parts"]),
+            document.get("hidden", 0),
         )
 
 
@@ -76,7 +83,7 @@ def publish(
     """
     files, parts = files_of(ranges)
     counts = _counts(ranges)
-    if len(set(counts.values())) != 1:
+    if not counts["rows"] == counts["rows_written"] == counts["messages_published"] + counts["rows_hidden"]:
         listed = ", ".join(f"{name} {count}" for name, count in counts.items())
         raise StepError(f"the counts do not reconcile: {listed}; nothing was published: bootstrap anew with restart")
     table = plan.scan.table
@@ -151,9 +158,10 @@ def files_of(ranges: Sequence[CommittedRange]) -> tuple[list[DataFile], list[Par
 
 
 def _counts(ranges: Sequence[CommittedRange]) -> dict[str, int]:
-    files, parts = files_of(ranges)
+    outputs = [Outputs.from_json(done.outputs) for done in ranges]
     return {
         "rows": sum(done.rows for done in ranges),
-        "rows_written": sum(file.rows for file in files),
-        "messages_published": sum(part.records for part in parts),
+        "rows_written": sum(file.rows for output in outputs for file in output.files),
+        "messages_published": sum(part.records for output in outputs for part in output.parts),
+        "rows_hidden": sum(output.hidden for output in outputs),
     }

@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import secrets
 import socket
 import time
 from collections.abc import Sequence
@@ -26,6 +27,7 @@ from ringsync.cluster.session import connect
 from ringsync.cluster.shared import Shared, TableName, read_known_tables
 from ringsync.config import Config
 from ringsync.ledger.passes import pass_folder
+from ringsync.ledger.table_versions import as_recorded
 from ringsync.progress import Progress
 from ringsync.ring.splits import SizeEstimate, Split
 from ringsync.ring.tokens import TokenSet, fraction, intersection, subtract
@@ -35,9 +37,11 @@ from ringsync.state.bootstrap import COMPLETED, Bootstrap, BootstrapState
 from ringsync.steps.application import Application, ExitCode, Report, StepError, driver_host, plain, spark_is_gone
 from ringsync.steps.bootstrap.collect import Collector, handlers, reported
 from ringsync.steps.bootstrap.drain import cut_over
-from ringsync.steps.bootstrap.plan import BootstrapPlan, plans_to_follow
+from ringsync.steps.bootstrap.plan import SSTABLE, BootstrapPlan, plans_to_follow
 from ringsync.steps.bootstrap.prepare import begin_pass, check_not_cancelled, check_scanning, say, wait_until_free
 from ringsync.steps.bootstrap.publish import describe_published, publish
+from ringsync.steps.bootstrap.rows_of_split import RowsOfSplit, SelectedRows
+from ringsync.steps.bootstrap.snapshot_splits import SnapshotSplits
 from ringsync.steps.bootstrap.task import BootstrapTask, Piece, TableTask
 from ringsync.steps.passes.follow_ups import put_schemas
 from ringsync.steps.sync_plan import sync_table
@@ -83,6 +87,7 @@ class TableScan:
     :ivar begin: number of the pass ``begin``
     :ivar task: what tasks need; None: everything is committed already
     :ivar ring_digest: digest of the ring for which the last wave was cut
+    :ivar snapshots: what is read with mode ``sstable``; None: the cluster is
     :ivar idle: number of waves in a row that read no range
     :ivar seconds: how long the table was read
     """
@@ -93,6 +98,7 @@ class TableScan:
     collector: Collector
     task: TableTask | None
     ring_digest: str
+    snapshots: SnapshotSplits | None = None
     idle: int = 0
     began_s: float = field(default_factory=time.monotonic)
     seconds: float = 0.0
@@ -123,7 +129,8 @@ def run(application: Application) -> tuple[Report, ExitCode]:
     outcome = Outcome(alone=not application.patterns)
     plans = plans_to_follow(application, outcome)
     known = None if outcome.alone else read_known_tables(session, [config.state.keyspace])
-    owner = f"{application.run} on {socket.gethostname()}, process {os.getpid()}"
+    # In a container the next process may have the same number.
+    owner = f"{application.run} on {socket.gethostname()}, process {os.getpid()}, {secrets.token_hex(4)}"
     shared = Shared(session, known)
     this = Run(application, shared, BootstrapState(session, config.state.keyspace), owner)
     title = next(iter(plans.values())).scan.table.full_name if outcome.alone else f"{len(plans)} tables"
@@ -159,11 +166,14 @@ def open_table(this: Run, plan: BootstrapPlan) -> TableScan:
     wait_until_free(state, plan.bootstrap, this.application.run)
     ledger = state.take_over(plan.bootstrap.id, this.owner)
     collector = Collector(ledger, plan.scan.selection.ranges, plan.estimated_rows, config.scan.max_failed_ranges)
-    task = None
+    task = snapshots = None
     if collector.left and latest.state != COMPLETED:
+        if plan.mode == SSTABLE:
+            whole = this.shared.table(plan.scan.table.keyspace, plan.scan.table.name)
+            snapshots = SnapshotSplits(store, plan, as_recorded(store, whole))
         schemas = put_schemas(store, config, sync_table(store, config, plan.scan.table), plan.topic)
         task = TableTask(plan, ledger.attempt, pass_folder(begin), schemas)
-    return TableScan(plan, latest, begin, collector, task, plan.scan.ring_digest)
+    return TableScan(plan, latest, begin, collector, task, plan.scan.ring_digest, snapshots)
 
 
 class Publisher:
@@ -300,17 +310,20 @@ def plan_pieces(
 
     :param least: least number of splits
     :param moment_s: begin of the wave, on the monotonic clock
-    :returns: the pieces, and the estimated bytes of their result pages
+    :returns: the pieces, and the estimated bytes of their result pages, or the bytes of SSTables
     :raises StepError: nodes have joined or left, and the configuration wants to stop then
     """
-    splits, digest, size = plan_wave(this, scan.plan, scan.collector, left, least, moment_s)
-    if digest != scan.ring_digest:
-        _topology_changed(this.application.config, scan.ring_digest, digest)
-        scan.ring_digest = digest
+    rows: Sequence[RowsOfSplit]
+    if scan.snapshots is not None:
+        rows, size = scan.snapshots.cut(left, scan.collector.failed, scan.plan.splits or least)
+    else:
+        splits, digest, size = plan_wave(this, scan.plan, scan.collector, left, least, moment_s)
+        if digest != scan.ring_digest:
+            _topology_changed(this.application.config, scan.ring_digest, digest)
+            scan.ring_digest = digest
+        rows = [SelectedRows(split_to_json(split)) for split in splits]
     assert scan.task is not None, "a table of which nothing is left is not read"
-    return [
-        Piece(scan.task, f"{wave:03d}-{number:05d}", split_to_json(split)) for number, split in enumerate(splits)
-    ], size
+    return [Piece(scan.task, f"{wave:03d}-{number:05d}", one) for number, one in enumerate(rows)], size
 
 
 def plan_wave(

@@ -11,30 +11,31 @@ import itertools
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
+import numpy as np
 import pyarrow as pa
 
 from ringsync.cluster.control import ControlAddress, ControlClient, DriverGoneError
-from ringsync.cluster.limits import Permits
+from ringsync.compiled.arrow import integers
 from ringsync.config import Config
 from ringsync.images.queries import snapshot_queries
 from ringsync.images.schema import lake_names, row_image_schema
 from ringsync.replica.base import base_folder
 from ringsync.replica.data_files import DataFileWriter, first_row_of_last_token, last_token
 from ringsync.replica.delta_log import DataFile
-from ringsync.ring.splits import Split
-from ringsync.sources.scan.images import read_images
-from ringsync.sources.scan.plan import ScanPlan, split_from_json
+from ringsync.ring.tokens import TokenRange
+from ringsync.sources.scan.images import ImagePages
 from ringsync.sources.scan.scan import Unread
 from ringsync.steps.application import task_failure
 from ringsync.steps.bootstrap.plan import BootstrapPlan
 from ringsync.steps.bootstrap.publish import Outputs
+from ringsync.steps.bootstrap.rows_of_split import RowsOfSplit
 from ringsync.steps.tables import at_once
 from ringsync.storage.port import ObjectStore
 from ringsync.streams.files import FileStream, Part, PartWriter
@@ -43,9 +44,6 @@ from ringsync.wiring import store_of
 
 BATCHES_AHEAD = 8
 """Pages that may be decoded and not yet written."""
-
-SPLITS_IN_ONE = 4
-"""A task gives the rest of its split back once it has read this multiple of a split's wanted size."""
 
 PROGRESS_INTERVAL_S = 1.0
 
@@ -70,12 +68,12 @@ class Piece:
     """A split of a table.
 
     :ivar name: unique in the attempt
-    :ivar split: :func:`ringsync.sources.scan.plan.split_to_json`
+    :ivar split: reads its rows
     """
 
     table: TableTask
     name: str
-    split: Mapping[str, Any]
+    split: RowsOfSplit
 
 
 @dataclass(frozen=True)
@@ -115,7 +113,8 @@ class BootstrapTask:
         files = RowFiles(self.config, piece.table, store, piece.name)
         writer = RangeWriter(files, driver, piece.name, self.config.scan.commit_interval_s)
         try:
-            read_split(self.config, piece.table.plan.scan, split_from_json(piece.split), writer, control, driver)
+            rows = piece.split.read(self.config, piece.table.plan.scan, store, control)
+            write_split(rows, piece.split.most_bytes(self.config), writer, driver)
         except DriverGoneError:
             raise
         except Exception as error:
@@ -123,23 +122,27 @@ class BootstrapTask:
         driver.call("ended", name=piece.name, rows_read=writer.rows_read, rows_committed=writer.rows_committed)
 
 
-def read_split(
-    config: Config, plan: ScanPlan, split: Split, writer: RangeWriter, permits: Permits, driver: TableControl
+def write_split(
+    rows: Iterable[tuple[TokenRange, Iterable[ImagePages | Unread]]],
+    most_bytes: float,
+    writer: RangeWriter,
+    driver: TableControl,
 ) -> None:
-    """Read a split's ranges one after another into the writer. A split that is too large is read in part.
+    """Give the rows of a split's ranges to the writer. A split that is too large is read in part.
 
     What cannot be read is reported to the driver.
 
+    :param rows: each range with its rows, in the order of ranges
+    :param most_bytes: so many are read
     :raises ScanError: trying again cannot help, e.g. the table was dropped
     :raises UnrepresentableValueError: the Arrow type cannot hold a value, if the plan says so
     :raises ControlError: the driver did not take a range: another run owns the bootstrap
     :raises DriverGoneError: the driver's process has ended
     """
-    budget = SPLITS_IN_ONE * config.scan.split_size_mb * 2**20
     size = 0
     with Behind(BATCHES_AHEAD) as behind:
-        for part, pages in read_images(config, plan, split, permits):
-            behind.do(writer.begin, part.range.start)
+        for part, pages in rows:
+            behind.do(writer.begin, part.start)
             for page in pages:
                 if isinstance(page, Unread):
                     driver.call("unread", start=page.range.start, end=page.range.end, reason=page.reason)
@@ -147,12 +150,12 @@ def read_split(
                     continue
                 size += page.size
                 boundary = first_row_of_last_token(page.rows)
-                if size > budget and boundary:
+                if size > most_bytes and boundary:
                     behind.do(writer.add, page.rows.slice(0, boundary), page.count, page.size)
                     behind.do(writer.stop, last_token(page.rows) - 1, page.rows.num_rows - boundary)
                     return
-                behind.do(writer.add, page.rows, page.count, page.size)
-            behind.do(writer.reached, part.range.end)
+                behind.do(writer.add, page.rows, page.count, page.size, page.shown)
+            behind.do(writer.reached, part.end)
         behind.do(writer.finish)
 
 
@@ -193,24 +196,28 @@ class RangeWriter:
         if self._start is None:
             self._start = self._reached = token
 
-    def add(self, batch: pa.RecordBatch, pages: int, size: int) -> None:
+    def add(self, batch: pa.RecordBatch, pages: int, size: int, shown: pa.RecordBatch | None = None) -> None:
         """Add the rows of some pages, in token order.
 
         :param size: bytes of the pages
+        :param shown: rows for the stream, of tokens from the last row before this batch on; None: all of the batch
         """
+        shown = batch if shown is None else shown
         self._counts.pages += pages
         self._counts.bytes += size
         self.rows_read += batch.num_rows
         if batch.num_rows:
             boundary, token = first_row_of_last_token(batch), last_token(batch)
-            self._write(batch.slice(0, boundary))
+            shown_boundary = _rows_before(shown, token)
+            self._write(batch.slice(0, boundary), shown.slice(0, shown_boundary))
             if self._is_due():
                 if self._last is None or self._last < token:
                     self._commit(token - 1)
                 elif self._files.are_full:
                     # The partition goes on: the file ends here, but the range ends with the partition.
                     self._files.close()
-            self._write(batch.slice(boundary))
+            batch, shown = batch.slice(boundary), shown.slice(shown_boundary)
+        self._write(batch, shown)
         self._report()
 
     def reached(self, token: int) -> None:
@@ -244,10 +251,11 @@ class RangeWriter:
     def _is_due(self) -> bool:
         return self._files.are_full or self._clock() - self._committed_at >= self._commit_interval_s
 
-    def _write(self, batch: pa.RecordBatch) -> None:
-        if batch.num_rows:
+    def _write(self, batch: pa.RecordBatch, shown: pa.RecordBatch) -> None:
+        if batch.num_rows or shown.num_rows:
             self._counts.rows += batch.num_rows
-            self._counts.cells += self._files.write(batch)
+            self._counts.cells += self._files.write(batch, shown)
+        if batch.num_rows:
             self._last = last_token(batch)
 
     def _commit(self, token: int) -> None:
@@ -272,6 +280,11 @@ class RangeWriter:
             self._control.call("progress", name=self._name, start=self._start, token=token, **asdict(self._counts))
 
 
+def _rows_before(images: pa.RecordBatch, token: int) -> int:
+    """Count the images with smaller tokens."""
+    return int(np.searchsorted(integers(images["token"]), token))
+
+
 @dataclass
 class Counts:
     """What was read.
@@ -287,7 +300,7 @@ class Counts:
 
 
 class RowFiles:
-    """The files of a range: the rows for the replica, and the same rows as messages for the stream.
+    """The files of a range: the rows for the replica, and those of them that a SELECT shows as messages for the stream.
 
     :param name: the split's name, unique in the attempt
     """
@@ -305,7 +318,9 @@ class RowFiles:
         self._name = ""
         self._file: DataFileWriter | None = None
         self._part: PartWriter | None = None
-        self._closed: list[tuple[DataFile, Part]] = []
+        self._files: list[DataFile] = []
+        self._parts: list[Part] = []
+        self._hidden = 0
 
     @property
     def are_full(self) -> bool:
@@ -313,44 +328,49 @@ class RowFiles:
         size = max(self._file.size if self._file else 0, self._part.size if self._part else 0)
         return size >= self._config.scan.file_size_mb * 2**20
 
-    def write(self, batch: pa.RecordBatch) -> int:
+    def write(self, batch: pa.RecordBatch, shown: pa.RecordBatch) -> int:
         """Append row images to both files.
 
+        :param batch: for the replica
+        :param shown: for the stream
         :returns: the number of values in the value columns
         """
-        if self._file is None or self._part is None:
-            plan = self._task.plan
+        if self._file is None and self._part is None:
             self._name = next(self._names)
-            self._file = DataFileWriter(row_image_schema(plan.scan.table))
-            self._part = self._stream.open_part(
+        if batch.num_rows:
+            self._file = self._file or DataFileWriter(row_image_schema(self._task.plan.scan.table))
+            self._file.add(batch)
+        if shown.num_rows:
+            self._part = self._part or self._stream.open_part(
                 self._task.folder, f"part-{self._name}", self._task.schema_version, self._config.stream.codec
             )
-        self._file.add(batch)
-        self._part.add(self._messages(batch))
+            self._part.add(self._messages(shown))
+        self._hidden += batch.num_rows - shown.num_rows
         return sum(batch.num_rows - batch.column(name).null_count for name in self._value_columns)
 
     def close(self) -> None:
         """Put the open files into the store; they count once :meth:`take` has handed them over."""
-        if self._file is None or self._part is None:
-            return
         table, bootstrap = self._task.plan.scan.table, self._task.plan.bootstrap
-        name = f"part-{bootstrap.id}-{self._name}.zstd.parquet"  # leftovers.py knows this form
-        file, data = self._file.finish(name, int(time.time() * 1000))
-        self._store.put(f"{base_folder(table.keyspace, table.name)}/{name}", data)
-        self._closed.append((file, self._part.finish()))
+        if self._file is not None:
+            name = f"part-{bootstrap.id}-{self._name}.zstd.parquet"  # leftovers.py knows this form
+            file, data = self._file.finish(name, int(time.time() * 1000))
+            self._store.put(f"{base_folder(table.keyspace, table.name)}/{name}", data)
+            self._files.append(file)
+        if self._part is not None:
+            self._parts.append(self._part.finish())
         self._file = self._part = None
 
     def take(self) -> Outputs:
         """Close the files and hand over all that were closed since the last time."""
         self.close()
-        files, parts = tuple(file for file, _ in self._closed), tuple(part for _, part in self._closed)
-        self._closed = []
-        return Outputs(files, parts)
+        outputs = Outputs(tuple(self._files), tuple(self._parts), self._hidden)
+        self._files, self._parts, self._hidden = [], [], 0
+        return outputs
 
     def discard(self) -> None:
         """Forget all rows since the last :meth:`take`; the bootstrap's end removes their files."""
         self._file = self._part = None
-        self._closed = []
+        self._files, self._parts, self._hidden = [], [], 0
 
     def _messages(self, batch: pa.RecordBatch) -> Messages:
         plan, config = self._task.plan, self._config

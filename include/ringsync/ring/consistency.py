@@ -1,0 +1,74 @@
+"""Which nodes a consistency level asks for: what reads as much as a SELECT at this level would."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+from ringsync.ring.ring import Host, RingSnapshot, replicas
+from ringsync.ring.tokens import TokenRange, TokenSet, intersection, union
+
+_FIXED = {"ONE": 1, "TWO": 2, "THREE": 3, "LOCAL_ONE": 1}
+
+
+def asked_hosts(ring: RingSnapshot, level: str, ranges: Iterable[TokenRange]) -> tuple[Host, ...]:
+    """List the nodes that a level may ask for these tokens, by their ids.
+
+    :param level: consistency level; those that begin with LOCAL ask only nodes of the local datacenter
+    :raises RingError: see :func:`ringsync.ring.ring.replicas`
+    """
+    found = {host.id: host for _, hosts in _replicas(ring, ranges) for host in _asked(hosts, level)}
+    return tuple(found[identity] for identity in sorted(found))
+
+
+def lacking_hosts(
+    ring: RingSnapshot, level: str, ranges: Iterable[TokenRange], there: Collection[str]
+) -> tuple[Host, ...]:
+    """List the nodes that are not there, where too few are there for the level.
+
+    :param level: consistency level
+    :param there: ids of nodes
+    :returns: empty: the level is met in all ranges
+    :raises RingError: see :func:`ringsync.ring.ring.replicas`
+    """
+    found: dict[str, Host] = {}
+    for _, hosts in _replicas(ring, ranges):
+        for group, needed in _needed(hosts, level):
+            if sum(host.id in there for host in group) < needed:
+                found |= {host.id: host for host in group if host.id not in there}
+    return tuple(found[identity] for identity in sorted(found))
+
+
+def _replicas(ring: RingSnapshot, ranges: Iterable[TokenRange]) -> list[tuple[TokenSet, tuple[Host, ...]]]:
+    wanted = tuple(ranges)
+    found = [(intersection([part], wanted), hosts) for part, hosts in replicas(ring)]
+    return [(tokens, hosts) for tokens, hosts in found if tokens]
+
+
+def _asked(hosts: Sequence[Host], level: str) -> list[Host]:
+    return [host for host in hosts if host.is_local or not level.startswith("LOCAL_")]
+
+
+def _needed(hosts: Sequence[Host], level: str) -> list[tuple[list[Host], int]]:
+    """Divide replicas into groups, each with the number that the level asks for (C: db/ConsistencyLevel.blockFor)."""
+    if level == "EACH_QUORUM":
+        datacenters = sorted({host.datacenter for host in hosts})
+        groups = [[host for host in hosts if host.datacenter == datacenter] for datacenter in datacenters]
+        return [(group, len(group) // 2 + 1) for group in groups]
+    asked = _asked(hosts, level)
+    if level in ("QUORUM", "LOCAL_QUORUM"):
+        return [(asked, len(asked) // 2 + 1)]
+    return [(asked, len(asked) if level == "ALL" else _FIXED[level])]
+
+
+def by_replicas(
+    ring: RingSnapshot, ranges: Iterable[TokenRange], there: Collection[str]
+) -> list[tuple[tuple[str, ...], TokenSet]]:
+    """Group tokens by the nodes that hold them.
+
+    :param there: ids of the nodes that count
+    :returns: ids of nodes, sorted, and the tokens that just these nodes hold, as the fewest ranges
+    """
+    groups: dict[tuple[str, ...], list[TokenRange]] = {}
+    for tokens, hosts in _replicas(ring, ranges):
+        groups.setdefault(tuple(sorted(host.id for host in hosts if host.id in there)), []).extend(tokens)
+    return [(nodes, union(tokens)) for nodes, tokens in groups.items()]

@@ -1,0 +1,226 @@
+"""A node's own snapshot of a table: taken through its management interface, found in its data directories, cleared.
+
+A snapshot is a folder of hard links, ``<data directory>/<keyspace>/<table>-<table id>/snapshots/<tag>/``. First the
+node writes its memtable. Last it writes ``manifest.json``, which lists the SSTables, and ``schema.cql`` (C:
+db/ColumnFamilyStore.snapshotWithoutMemtable).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ringsync.cluster.cluster import read_settings
+from ringsync.config import Config
+from ringsync.formats.sstable.errors import SSTableError
+from ringsync.formats.sstable.names import DATA, Descriptor, find_sstables
+from ringsync.ledger.snapshots import StoredSSTable
+from ringsync.ring.ring import Host
+from ringsync.schema.table import TableSchema
+from ringsync.steps.application import StepError
+
+_TAG = re.compile(r"ringsync_(\d{8}T\d{6}Z-[0-9a-f]{8})")
+_TABLE_FOLDER = re.compile(r"(\w+)-([0-9a-f]{32})")
+_MANIFEST, _SCHEMA = "manifest.json", "schema.cql"
+
+
+class NodeSnapshotError(StepError):
+    """A node has no snapshot, or cannot be reached; the message names it."""
+
+
+class IncompleteSnapshotError(NodeSnapshotError):
+    """A snapshot lacks files, or has some that cannot be read: nothing may be left out silently."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node whose snapshots this process can take, and whose files it can read.
+
+    :ivar nodetool: command that reaches its management interface
+    :ivar directories: its data directories
+    """
+
+    host: Host
+    nodetool: tuple[str, ...]
+    timeout_s: float
+    directories: tuple[Path, ...]
+
+    def call(self, *arguments: str) -> str:
+        """Run nodetool.
+
+        :raises NodeSnapshotError: it cannot be run, takes too long, or fails
+        """
+        command = [*self.nodetool, *arguments]
+        shown = f"{self.nodetool[0]} {' '.join(arguments)}"
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=self.timeout_s, check=False)
+        except OSError as error:
+            raise NodeSnapshotError(
+                f"node {self.host.endpoint}: {self.nodetool[0]} cannot be run ({error.strerror}): set sstable.nodetool "
+                "to the path of the node's nodetool, also in sstable.nodes"
+            ) from error
+        except subprocess.TimeoutExpired as error:
+            raise NodeSnapshotError(
+                f"node {self.host.endpoint}: {shown} did not end in {self.timeout_s:g} s (sstable.nodetool_timeout_s)"
+            ) from error
+        if done.returncode != 0:
+            said = " | ".join((done.stderr + done.stdout).strip().splitlines()[-3:])
+            raise NodeSnapshotError(
+                f"node {self.host.endpoint}: {shown} failed with {done.returncode}: {said}. It must reach this very "
+                "node (sstable.nodetool, sstable.nodes)"
+            )
+        return done.stdout
+
+
+@dataclass(frozen=True)
+class SnapshotOnDisk:
+    """A snapshot that ringsync has taken of a table, for a bootstrap.
+
+    :ivar table_id: 32 hexadecimal digits
+    """
+
+    keyspace: str
+    table: str
+    table_id: str
+    bootstrap: str
+
+    @property
+    def tag(self) -> str:
+        """Name of the snapshot."""
+        return tag_of(self.bootstrap)
+
+
+def tag_of(bootstrap: str) -> str:
+    """Return the name of a bootstrap's snapshots."""
+    return f"ringsync_{bootstrap}"
+
+
+def node_of(config: Config, session: Any, host: Host) -> Node:
+    """Find out how a node is reached, and where its data are.
+
+    :raises NodeSnapshotError: it does not say where, and the configuration does not either; or a folder is not here
+    """
+    settings = config.sstable
+    named: Sequence[str] = settings.data_directories_of(host.address, host.id)
+    if not named:
+        said = read_settings(session, host.id, ["data_file_directories"]).get("data_file_directories", "")
+        named = [one.strip() for one in said.strip("[]").split(",") if one.strip()]
+    if not named:
+        raise NodeSnapshotError(
+            f"node {host.endpoint} does not say where its data are, maybe because it is down; "
+            "sstable.data_directories can say it"
+        )
+    directories = tuple(map(Path, named))
+    for folder in directories:
+        if not folder.is_dir():
+            raise NodeSnapshotError(
+                f"node {host.endpoint}: its data directory {folder} is not on this machine: run this on the node's "
+                "host (sync.queue_of_node), or set sstable.data_directories to where it is mounted"
+            )
+    return Node(host, settings.nodetool_of(host.address, host.id), settings.nodetool_timeout_s, directories)
+
+
+def take_snapshot(node: Node, table: TableSchema, bootstrap: str, free_space_factor: float) -> list[StoredSSTable]:
+    """Take a node's snapshot of a table, unless there is one, and find its files.
+
+    :param free_space_factor: a snapshot is taken only if this multiple of the table's size is free
+    :returns: its SSTables, complete; local files
+    :raises NodeSnapshotError: it cannot be taken, or there is too little space
+    :raises IncompleteSnapshotError: it lacks files, or has some that cannot be read
+    """
+    tag = tag_of(bootstrap)
+    if not _is_whole(node, table, tag):
+        if _folders(node, table, tag):  # its nodetool, or the node, was cut off
+            clear_snapshot(node, table.keyspace, tag)
+        _check_space(node, table, free_space_factor)
+        node.call("snapshot", "-t", tag, "-kt", f"{table.keyspace}.{table.name}")
+    if not _is_whole(node, table, tag):
+        raise NodeSnapshotError(
+            f"node {node.host.endpoint}: nodetool has taken snapshot {tag}, but it is not in "
+            f"{', '.join(map(str, node.directories))}: nodetool must reach this very node (sstable.nodetool, "
+            "sstable.nodes), and all of its data directories must be named"
+        )
+    return _sstables(node, table, tag)
+
+
+def clear_snapshot(node: Node, keyspace: str, tag: str) -> None:
+    """Remove a snapshot from a node, if it is there.
+
+    :raises NodeSnapshotError: nodetool fails
+    """
+    node.call("clearsnapshot", "-t", tag, "--", keyspace)
+
+
+def snapshots_on_disk(node: Node) -> Iterator[SnapshotOnDisk]:
+    """Find the snapshots that ringsync has taken on a node, whole or not."""
+    found = set()
+    for directory in node.directories:
+        for folder in directory.glob("*/*/snapshots/ringsync_*"):
+            tag, of_table = _TAG.fullmatch(folder.name), _TABLE_FOLDER.fullmatch(folder.parts[-3])
+            if tag and of_table:
+                found.add((folder.parts[-4], of_table[1], of_table[2], tag[1]))
+    yield from (SnapshotOnDisk(*one) for one in sorted(found))
+
+
+def _table_folders(node: Node, table: TableSchema) -> list[Path]:
+    name = f"{table.name}-{table.table_id.replace('-', '')}"
+    return [directory / table.keyspace / name for directory in node.directories]
+
+
+def _folders(node: Node, table: TableSchema, tag: str) -> list[Path]:
+    folders = [folder / "snapshots" / tag for folder in _table_folders(node, table)]
+    return [folder for folder in folders if folder.is_dir()]
+
+
+def _is_whole(node: Node, table: TableSchema, tag: str) -> bool:
+    folders = _folders(node, table, tag)
+    return all(any((folder / name).exists() for folder in folders) for name in (_MANIFEST, _SCHEMA))
+
+
+def _check_space(node: Node, table: TableSchema, factor: float) -> None:
+    """:raises NodeSnapshotError: compactions may need more space than there is, while a snapshot keeps the old files"""
+    for folder in _table_folders(node, table):
+        if not folder.is_dir():
+            continue
+        size = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
+        free = shutil.disk_usage(folder).free
+        if free < factor * size:
+            raise NodeSnapshotError(
+                f"node {node.host.endpoint}: {folder} has {size / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free. "
+                "A snapshot would keep files that compactions replace: make room, or set sstable.free_space_factor"
+            )
+
+
+def _sstables(node: Node, table: TableSchema, tag: str) -> list[StoredSSTable]:
+    """Find the SSTables of a snapshot, and check that these are all that the node's manifest lists."""
+    folders, found, listed = _folders(node, table, tag), dict[Descriptor, Mapping[str, int]](), set[str]()
+    where = f"node {node.host.endpoint}, snapshot {tag} of {table.full_name}"
+    for folder in folders:
+        paths = [file.as_posix() for file in sorted(folder.iterdir()) if file.is_file()]
+        try:
+            inside = find_sstables(paths, lambda path: Path(path).read_bytes())
+        except SSTableError as error:
+            raise IncompleteSnapshotError(f"{where}: {error}") from error
+        if inside.left_out:
+            reasons = "; ".join(f"{one.path} {one.reason}" for one in inside.left_out[:3])
+            raise IncompleteSnapshotError(f"{where} is not complete: {reasons}")
+        for descriptor, components in inside.sstables.items():
+            found[descriptor] = {name: Path(descriptor.path(name)).stat().st_size for name in sorted(components)}
+        if (manifest := folder / _MANIFEST).exists():
+            # Names of secondary indexes' files have a folder.
+            every = [str(name).lstrip("/") for name in json.loads(manifest.read_bytes()).get("files", ())]
+            listed |= {name for name in every if "/" not in name}
+    names = {f"{descriptor.name}-{DATA}" for descriptor in found}
+    if names != listed:
+        missing, more = sorted(listed - names), sorted(names - listed)
+        raise IncompleteSnapshotError(
+            f"{where} is not complete: its manifest.json lists {', '.join(missing) or 'no more files'}, which are not "
+            f"there; there are {', '.join(more) or 'no others'}: are all data directories named?"
+        )
+    return [StoredSSTable(descriptor, files) for descriptor, files in found.items()]

@@ -1,0 +1,144 @@
+"""Where the rows of a split come from: SELECTs by token ranges, or the SSTables of snapshots.
+
+All else of a task is the same for both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import inf
+from typing import Any, Protocol
+
+from ringsync.changes.reconcile.streams import MergedPart
+from ringsync.cluster.limits import Permits
+from ringsync.config import Config
+from ringsync.formats.sstable.data import Loss
+from ringsync.formats.sstable.errors import SSTableError
+from ringsync.images.from_streams import images_of_part
+from ringsync.ledger.snapshots import StoredSSTable
+from ringsync.ring.tokens import TokenRange
+from ringsync.schema.table import TableSchema
+from ringsync.sources.scan.images import ImagePages, read_images
+from ringsync.sources.scan.plan import ScanPlan, split_from_json
+from ringsync.sources.scan.scan import Unread
+from ringsync.sources.scan.shown import Shown
+from ringsync.sources.sstable_files import SSTableSplit, merged_split
+from ringsync.steps.bootstrap.snapshot_files import source_of
+from ringsync.storage.port import NotFoundError, ObjectStore
+
+SPLITS_IN_ONE = 4
+"""A task gives the rest of its split back once it has read this multiple of a split's wanted size."""
+
+RowsOfRange = tuple[TokenRange, Iterator[ImagePages | Unread]]
+"""A range, and its rows in token order."""
+
+
+class RowsOfSplit(Protocol):
+    """What one task reads."""
+
+    def read(self, config: Config, plan: ScanPlan, store: ObjectStore, permits: Permits) -> Iterator[RowsOfRange]:
+        """Read the rows, in the order of ranges."""
+
+    def most_bytes(self, config: Config) -> float:
+        """Return the bytes after which the task gives the rest back."""
+
+
+@dataclass(frozen=True)
+class SelectedRows:
+    """The rows that SELECTs show.
+
+    :ivar split: :func:`ringsync.sources.scan.plan.split_to_json`
+    """
+
+    split: Mapping[str, Any]
+
+    def read(self, config: Config, plan: ScanPlan, store: ObjectStore, permits: Permits) -> Iterator[RowsOfRange]:
+        """Read the rows; the errors are those of :func:`ringsync.sources.scan.images.read_images`."""
+        for part, pages in read_images(config, plan, split_from_json(self.split), permits):
+            yield part.range, pages
+
+    def most_bytes(self, config: Config) -> float:
+        """Return a multiple of a split's wanted size, which is only an estimate."""
+        return SPLITS_IN_ONE * config.scan.split_size_mb * 2**20
+
+
+@dataclass(frozen=True)
+class SnapshotRows:
+    """The rows of SSTables of snapshots, merged.
+
+    :ivar splits: parts of SSTables by token ranges; without parts: the SSTables have nothing there
+    :ivar sstables: the SSTables
+    :ivar table: the whole table
+    """
+
+    splits: tuple[SSTableSplit, ...]
+    sstables: tuple[StoredSSTable, ...]
+    table: TableSchema
+
+    def read(self, config: Config, plan: ScanPlan, store: ObjectStore, permits: Permits) -> Iterator[RowsOfRange]:
+        """Read the rows. Where any SSTable cannot be read, the rest of the range is unread.
+
+        Files that are read in place are the nodes': the limits of reading from the cluster hold for them, too.
+
+        :raises UnrepresentableValueError: an Arrow type cannot hold a value, and the plan refuses such values
+        :raises StorageError: the object store cannot be used
+        """
+        for split in self.splits:
+            yield split.tokens, self._rows(config, plan, store, split, permits)
+
+    def most_bytes(self, config: Config) -> float:
+        """Return infinity: the indexes have told the sizes."""
+        return inf
+
+    def _rows(
+        self, config: Config, plan: ScanPlan, store: ObjectStore, split: SSTableSplit, permits: Permits
+    ) -> Iterator[ImagePages | Unread]:
+        shown = Shown(plan.table, plan.now)
+        in_place = any(not url for url, _, _ in split.parts)
+        known = {sstable.descriptor: sstable for sstable in self.sstables}
+        parts = merged_split(
+            split,
+            self.table,
+            lambda _, descriptor: source_of(store, known[descriptor]),
+            _refuse,
+            shown=plan.table if plan.table.is_selection else None,
+            memory_bytes=config.sstable.memory_mb * 2**20,
+        )
+        try:
+            for part in parts if not in_place else _permitted(parts, permits):
+                images = images_of_part(part, plan.table, plan.unrepresentable_values)
+                yield ImagePages(images, 1, images.nbytes, shown.of(images))
+        except (LostRowsError, SSTableError, NotFoundError, OSError) as error:
+            yield Unread(split.tokens, f"{plan.table.full_name}, {split.tokens}: {error}")
+            return
+        rest = shown.end()
+        if rest.num_rows:
+            yield ImagePages(rest.slice(0, 0), 0, 0, rest)
+
+
+def _permitted(parts: Iterator[MergedPart], permits: Permits) -> Iterator[MergedPart]:
+    """Read no faster than the limits allow: a part that was large makes the next one wait."""
+    while True:
+        permits.ask(1)
+        rows = size = 0
+        try:
+            part = next(parts, None)
+            if part is not None:
+                rows, size = len(part.rows), part.rows.to_arrow().nbytes
+        finally:
+            permits.answered(rows, size)
+        if part is None:
+            return
+        yield part
+
+
+class LostRowsError(Exception):
+    """A part of an SSTable cannot be read; the message says where and why."""
+
+
+def _refuse(loss: Loss) -> None:
+    raise LostRowsError(
+        f"{loss.file}, {loss.length:,} bytes at {loss.position:,} (uncompressed) cannot be read: {loss.reason}. "
+        "Nothing is left out: scrub the SSTable on its node, and begin again with restart"
+    )

@@ -1,0 +1,262 @@
+"""The snapshots of a bootstrap with mode ``sstable``: one of each node, taken on a worker that reaches the node.
+
+Run after ``bootstrap_prepare``, once per queue of workers, as a plain process. From the bootstrap's begin on all writes
+are in logs, so it does not matter at which moment after that a node's snapshot is taken: what both have is the same
+twice. A node that fails is noted, with its reason; the scan goes on without it if the consistency level allows that.
+
+With ``sstable.read: upload`` the files are copied, and the snapshot is cleared at once. A copy that was cut off goes on
+where it stopped. Last comes the node's manifest: who finds it finds all files.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import google_crc32c
+
+from ringsync.cluster.session import connect
+from ringsync.cluster.shared import Shared, read_known_tables
+from ringsync.config import Config
+from ringsync.ledger.archive import put_same
+from ringsync.ledger.snapshots import (
+    PIECE_BYTES,
+    NodeSnapshot,
+    SnapshotsOf,
+    StoredSSTable,
+    copied,
+    get_failure,
+    get_manifest,
+    get_snapshots_of,
+    keep_snapshots_of,
+    piece_key,
+    pieces,
+    put_failure,
+    put_manifest,
+)
+from ringsync.ring.consistency import asked_hosts, lacking_hosts
+from ringsync.ring.ring import Host
+from ringsync.state.bootstrap import SCANNING, BootstrapState
+from ringsync.steps.application import Application, ExitCode, Report, StepError, plain
+from ringsync.steps.archive.upload_pace import UploadPace
+from ringsync.steps.bootstrap.node_snapshot import (
+    IncompleteSnapshotError,
+    Node,
+    clear_snapshot,
+    node_of,
+    tag_of,
+    take_snapshot,
+)
+from ringsync.steps.bootstrap.old_snapshots import clear_old
+from ringsync.steps.bootstrap.plan import SSTABLE, BootstrapPlan, plans_to_follow
+from ringsync.steps.bootstrap.prepare import check_not_cancelled, say
+from ringsync.steps.tables import Outcome, each, in_all
+from ringsync.storage.port import ObjectStore, StorageError
+from ringsync.wiring import cluster_settings
+
+SIGN_INTERVAL_S = 30.0
+
+
+@dataclass(frozen=True)
+class Run:
+    """What the tables of a run share.
+
+    :ivar pace: speed limit of all uploads
+    :ivar one_node: is held while nodetool runs: nodes are not asked for several things at once
+    """
+
+    config: Config
+    store: ObjectStore
+    queue: str
+    shared: Shared
+    state: BootstrapState
+    pace: UploadPace
+    one_node: threading.Lock
+
+
+def run(application: Application) -> tuple[Report, ExitCode]:
+    """Take the snapshots of a queue's nodes. In a run for several tables each fails for itself.
+
+    :raises StepError: the bootstrap cannot do without a node of this queue that has failed; a snapshot is not complete
+    :raises ClusterError: the cluster cannot be reached
+    """
+    config, store, options = application.config, application.store, application.options
+    session = connect(cluster_settings(config))
+    outcome = Outcome(alone=not application.patterns)
+    plans = plans_to_follow(replace(application, run=options.bootstrap_run), outcome)
+    known = None if outcome.alone else read_known_tables(session, [config.state.keyspace])
+    rate = config.sstable.megabytes_per_s
+    this = Run(
+        *(config, store, options.queue, Shared(session, known), BootstrapState(session, config.state.keyspace)),
+        *(UploadPace(rate * 2**20 if rate else None), threading.Lock()),
+    )
+    clear_old(config, store, this.state, queue=options.queue)
+    each(options.bootstrap_run, plans, lambda name: snapshot_table(this, plans[name]), outcome)
+    report, code = in_all(outcome, last=False)
+    return {"queue": options.queue, **report}, code
+
+
+def snapshot_table(this: Run, plan: BootstrapPlan) -> tuple[Report, ExitCode]:
+    """Take the snapshots of one table; the errors are those of :func:`run`."""
+    report: Report = {"bootstrap": plan.bootstrap.id, "mode": plan.mode, "nodes": {}}
+    latest = check_not_cancelled(this.state.find(plan.bootstrap.keyspace, plan.bootstrap.table), plan)
+    if plan.mode != SSTABLE or latest.state != SCANNING:
+        return report, ExitCode.OK
+    with signs_of_life(this.store, plan):
+        return take_and_copy(this, plan, report), ExitCode.OK
+
+
+def take_and_copy(this: Run, plan: BootstrapPlan, report: Report) -> Report:
+    """Take the snapshots of a table on the nodes of this queue; the errors are those of :func:`run`."""
+    about = ring_of(this, plan)
+    level, ranges = plan.scan.consistency_level, plan.scan.selection.ranges
+    hosts = asked_hosts(about.ring, level, ranges)
+    ours = [host for host in hosts if this.config.sync.queue_of(host.address, host.id) == this.queue]
+    failed: dict[str, Exception] = {}
+    for host in ours:
+        try:
+            snapshot = snapshot_node(this, plan, host)
+            report["nodes"][host.endpoint] = {"sstables": len(snapshot.sstables), "bytes": snapshot.bytes}
+        except (StepError, StorageError, OSError) as error:
+            failed[host.id] = error
+            put_failure(this.store, plan.bootstrap.id, host.id, str(error))
+            report["nodes"][host.endpoint] = {"error": plain(error)}
+            print(f"ringsync: warning: node {host.endpoint} has no snapshot: {plain(error)}", flush=True)
+    for reason in failed.values():
+        if isinstance(reason, IncompleteSnapshotError):
+            raise reason
+    others = {host.id for host in hosts} - failed.keys()
+    if lacking := lacking_hosts(about.ring, level, ranges, others):
+        raise StepError(_too_few(this.store, plan, [host for host in lacking if host.id in failed]))
+    return report
+
+
+@contextmanager
+def signs_of_life(store: ObjectStore, plan: BootstrapPlan) -> Iterator[None]:
+    """Say now and then that somebody works on the bootstrap: copies may take hours."""
+    end = threading.Event()
+
+    def beat() -> None:
+        while True:
+            try:
+                say(store, plan, "snapshot")
+            except StorageError as error:
+                print(f"ringsync: warning: {error}", flush=True)
+            if end.wait(SIGN_INTERVAL_S):
+                return
+
+    thread = threading.Thread(target=beat, name="signs of life", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        end.set()
+        thread.join()
+
+
+def ring_of(this: Run, plan: BootstrapPlan) -> SnapshotsOf:
+    """Return the ring of which the snapshots are: all queues' tasks agree on it."""
+    table = plan.scan.table
+    ring = this.shared.ring(table.keyspace, time.monotonic())
+    return keep_snapshots_of(this.store, SnapshotsOf(plan.bootstrap.id, table.keyspace, table.name, ring))
+
+
+def snapshot_node(this: Run, plan: BootstrapPlan, host: Host) -> NodeSnapshot:
+    """Take a node's snapshot, copy it if it is to be copied, and put its manifest. Doing it again is safe.
+
+    :raises NodeSnapshotError: it cannot be taken, or is not complete
+    :raises StorageError: it cannot be copied
+    """
+    store, settings, bootstrap = this.store, this.config.sstable, plan.bootstrap.id
+    copies, table = settings.read == "upload", this.shared.table(plan.bootstrap.keyspace, plan.bootstrap.table)
+    if (there := get_manifest(store, bootstrap, host.id)) is not None:
+        return there
+    with this.one_node:
+        node = node_of(this.config, this.shared.session, host)
+        taken_ms = int(time.time() * 1000)
+        sstables = take_snapshot(node, table, bootstrap, settings.free_space_factor)
+    if copies:
+        _copy(this, bootstrap, host, sstables)
+        sstables = [copied(bootstrap, host.id, sstable, PIECE_BYTES) for sstable in sstables]
+    snapshot = NodeSnapshot(host.id, store.url if copies else "", taken_ms, tuple(sstables))
+    put_manifest(store, bootstrap, snapshot)
+    if copies:
+        _clear(this, node, table.keyspace, bootstrap)
+    return snapshot
+
+
+def _clear(this: Run, node: Node, keyspace: str, bootstrap: str) -> None:
+    with this.one_node:
+        clear_snapshot(node, keyspace, tag_of(bootstrap))
+
+
+def _copy(this: Run, bootstrap: str, host: Host, sstables: Sequence[StoredSSTable]) -> None:
+    """Copy the files of a snapshot to the object store, several pieces at once. What is there is not copied again."""
+
+    def copy(path: Path, key: str, position: int, size: int) -> None:
+        with path.open("rb") as file:
+            file.seek(position)
+            data = file.read(size)
+        crc32c, key = google_crc32c.value(data), piece_key(key, position)
+        there = this.store.stat(key)
+        if there is None or (there.size, there.crc32c) != (len(data), crc32c):
+            this.pace.wait(len(data))
+            put_same(this.store, key, data, crc32c)
+
+    with ThreadPoolExecutor(this.config.sstable.uploads, thread_name_prefix="upload") as pool:
+        try:
+            done = [
+                pool.submit(copy, Path(sstable.descriptor.path(name)), target.descriptor.path(name), position, part)
+                for sstable in sstables
+                for target in [copied(bootstrap, host.id, sstable, PIECE_BYTES)]
+                for name, size in sstable.files.items()
+                for position, part in pieces(size, PIECE_BYTES)
+            ]
+            for one in done:
+                one.result()
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def snapshots_to_read(store: ObjectStore, plan: BootstrapPlan) -> tuple[SnapshotsOf, list[NodeSnapshot]]:
+    """Find the snapshots of a bootstrap: of as many replicas of each token as its consistency level asks for.
+
+    :raises StepError: there are too few; the message names the nodes
+    """
+    about = _snapshots_of(store, plan)
+    level, ranges = plan.scan.consistency_level, plan.scan.selection.ranges
+    found = [
+        snapshot
+        for host in asked_hosts(about.ring, level, ranges)
+        if (snapshot := get_manifest(store, plan.bootstrap.id, host.id)) is not None
+    ]
+    if lacking := lacking_hosts(about.ring, level, ranges, {snapshot.host for snapshot in found}):
+        raise StepError(_too_few(store, plan, lacking))
+    return about, found
+
+
+def _snapshots_of(store: ObjectStore, plan: BootstrapPlan) -> SnapshotsOf:
+    about = get_snapshots_of(store, plan.bootstrap.id)
+    if about is None:
+        raise StepError(
+            f"bootstrap {plan.bootstrap.id} of {plan.scan.table.full_name} has no snapshots: run sstable_snapshot first"
+        )
+    return about
+
+
+def _too_few(store: ObjectStore, plan: BootstrapPlan, lacking: Sequence[Host]) -> str:
+    reasons = [
+        get_failure(store, plan.bootstrap.id, host.id) or f"node {host.endpoint} ({host.id}): no snapshot was taken yet"
+        for host in lacking
+    ]
+    return (
+        f"{plan.scan.table.full_name}: too few replicas have a snapshot for {plan.scan.consistency_level} "
+        f"(cassandra.consistency_level): {'; '.join(reasons)}. Mend the cause and run again, which takes those that "
+        "are missing"
+    )

@@ -1,0 +1,78 @@
+"""Which nodes a consistency level asks for, checked token by token."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringsync.ring.consistency import asked_hosts, by_replicas, lacking_hosts
+from ringsync.ring.ring import Host, Replication, RingSnapshot, replicas
+from ringsync.ring.tokens import MAX_TOKEN, WHOLE_RING, TokenRange, intersection, union
+from tests.ring.strategies import rings
+
+LEVELS = ("ONE", "TWO", "THREE", "QUORUM", "ALL", "LOCAL_QUORUM", "EACH_QUORUM", "LOCAL_ONE")
+
+
+def ring_of(count: int, factor: int) -> RingSnapshot:
+    hosts = tuple(Host(str(n), f"10.0.0.{n}", 9042, "dc1", f"r{n}", (n * 100,)) for n in range(count))
+    return RingSnapshot(hosts, Replication("NetworkTopologyStrategy", (("dc1", factor),)))
+
+
+def lacking(ring: RingSnapshot, level: str, *there: str) -> list[str]:
+    return [host.id for host in lacking_hosts(ring, level, [WHOLE_RING], there)]
+
+
+def test_three_nodes_with_three_replicas() -> None:
+    ring = ring_of(3, 3)
+    assert lacking(ring, "LOCAL_QUORUM", "0", "2") == lacking(ring, "ONE", "1") == []
+    assert lacking(ring, "LOCAL_QUORUM", "0") == ["1", "2"]
+    assert lacking(ring, "ALL", "0", "2") == ["1"]
+    assert lacking(ring, "ONE") == ["0", "1", "2"]
+    assert lacking(ring, "THREE", "0", "1") == ["2"]
+
+
+def test_only_the_ranges_that_are_read_count() -> None:
+    ring = ring_of(4, 1)  # node 2 holds (100, 200]
+    assert [host.id for host in lacking_hosts(ring, "QUORUM", [TokenRange(120, 180)], {"1"})] == ["2"]
+    assert lacking_hosts(ring, "QUORUM", [TokenRange(120, 180)], {"2"}) == ()
+    assert [host.id for host in asked_hosts(ring, "QUORUM", [TokenRange(120, 220)])] == ["2", "3"]
+
+
+def test_other_datacenters() -> None:
+    hosts = tuple(
+        Host(f"{dc}{n}", f"10.{dc}.0.{n}", 9042, f"dc{dc}", f"r{n}", (dc + n * 10,), is_local=dc == 1)
+        for dc in (1, 2)
+        for n in range(3)
+    )
+    ring = RingSnapshot(hosts, Replication("NetworkTopologyStrategy", (("dc1", 3), ("dc2", 3))))
+    assert lacking(ring, "LOCAL_QUORUM", "10", "11") == []
+    assert lacking(ring, "LOCAL_QUORUM", "20", "21", "22") == ["10", "11", "12"]
+    assert lacking(ring, "QUORUM", "10", "11", "12", "20") == []
+    assert lacking(ring, "QUORUM", "10", "11", "12") == ["20", "21", "22"]
+    assert lacking(ring, "EACH_QUORUM", "10", "11", "12", "20") == ["21", "22"]
+    assert [host.id for host in asked_hosts(ring, "LOCAL_ONE", [WHOLE_RING])] == ["10", "11", "12"]
+
+
+@given(rings(), st.sampled_from(LEVELS), st.sets(st.integers(0, 11)))
+def test_with_what_is_lacking_the_level_is_met(ring: RingSnapshot, level: str, some: set[int]) -> None:
+    there = {str(number) for number in some}
+    more = {host.id for host in lacking_hosts(ring, level, [WHOLE_RING], there)}
+    assert not more & there
+    asked = {host.id for host in asked_hosts(ring, level, [WHOLE_RING])}
+    assert more <= asked or level == "EACH_QUORUM"
+    needed = {"TWO": 2, "THREE": 3}.get(level, 1)
+    if all(len(hosts) >= needed for _, hosts in replicas(ring)):
+        assert lacking_hosts(ring, level, [WHOLE_RING], there | asked) == ()
+
+
+@given(rings(), st.sets(st.integers(0, 11)))
+def test_each_token_is_read_from_those_of_its_replicas_that_count(ring: RingSnapshot, some: set[int]) -> None:
+    there = {str(number) for number in some}
+    wanted = [TokenRange(-1000, 1000), TokenRange(MAX_TOKEN - 5, MAX_TOKEN)]
+    groups = by_replicas(ring, wanted, there)
+    assert union(part for _, parts in groups for part in parts) == union(wanted)
+    assert len({nodes for nodes, _ in groups}) == len(groups)
+    for part, hosts in replicas(ring):
+        nodes = tuple(sorted(host.id for host in hosts if host.id in there))
+        own = next((parts for found, parts in groups if found == nodes), ())
+        assert intersection([part], wanted) == intersection(intersection([part], wanted), own)
