@@ -21,7 +21,8 @@ option
 ``schema``    path of a schema.cql that has the table; default: the ``schema.cql`` of a snapshot; without
               one the SSTables themselves, which do not say what the columns of the key are called
 ``config``    path of the configuration file, for ``gs://`` paths: it says how to reach the store
-``columns``   ``name, …``: only these static and regular columns; others are skipped while reading
+``columns``   ``name, …``: only these static and regular columns, for ``rows=changes``; others are skipped
+              while reading. (Images need all: a row may live by a column that is left out)
 ``rows``      ``images`` (default): row images (:mod:`ringsync.images.schema`), each row once, with its
               deletions and expired cells; ``changes``: merged change rows
 ``damage``    ``fail`` (default) if a part of an SSTable cannot be read; ``skip``: leave it out
@@ -128,6 +129,10 @@ class CassandraSSTable(DataSource):  # type: ignore[misc]
         if "path" not in options:
             raise OptionError("cassandra_sstable needs the SSTables: .load('/path/of/snapshots/tag')")
         columns = options.get("columns")
+        if columns is not None and options.get("rows") != "changes":
+            raise OptionError(
+                "option columns of cassandra_sstable goes with rows=changes only: images need all columns"
+            )
         return SSTableOptions(
             tuple(_listed(options["path"])),
             parse_table_name(options["table"]) if "table" in options else None,
@@ -146,7 +151,11 @@ class CassandraSSTable(DataSource):  # type: ignore[misc]
         options = self._chosen
         found = files.together(_find(options, path) for path in options.paths)
         for one in found.left_out:
-            print(f"ringsync: {one.path} is left out: it {one.reason}", flush=True)
+            if one.is_lost and not options.skip_damage:
+                raise DamagedSSTableError(
+                    f"{one.path} cannot be read: {one.reason}; say damage=skip to go on without it"
+                )
+            print(f"ringsync: {one.path} is left out: {one.reason}", flush=True)
         schema = options.schema and parse_schema(Path(options.schema).read_text(encoding="utf-8"), options.schema)
         table, sources = files.choose_table(found, options.table, schema or None)
         shown = table if options.columns is None else table.only(options.columns)

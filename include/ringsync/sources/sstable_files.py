@@ -23,6 +23,8 @@ from ringsync.storage.port import NotFoundError, ObjectStore
 
 PART_BYTES = 64 * 2**20
 """Uncompressed bytes that a task reads, about."""
+_SCHEMA = "schema.cql"
+_AUTOMATIC = "Cassandra took this snapshot before it truncated or dropped the table: name it itself to read it"
 _SAMPLES = 4096
 """Partitions of each SSTable that are looked at to divide the ring."""
 
@@ -63,12 +65,12 @@ class SSTableFiles:
 
     :ivar sources: complete SSTables
     :ivar left_out: what was found and is not read, and why
-    :ivar schemas: content of each ``schema.cql`` beside them, by folder
+    :ivar schemas: the different contents of the ``schema.cql`` beside them
     """
 
     sources: tuple[Source, ...]
     left_out: tuple[LeftOut, ...]
-    schemas: dict[str, str]
+    schemas: tuple[str, ...]
 
 
 def files_in_folder(path: Path) -> SSTableFiles:
@@ -85,13 +87,23 @@ def files_in_folder(path: Path) -> SSTableFiles:
         for one in found.sstables
         if path.is_dir() or (path.name == f"{one.name}-{DATA}" and Path(one.folder) == path.parent.resolve())
     ]
+    named = str(path.resolve())
+    automatic = [one for one in chosen if _is_automatic(one.descriptor.folder, named)]
+    chosen = [one for one in chosen if one not in automatic]
+    folders = sorted({one.descriptor.folder for one in automatic})
+    left_out = (*found.left_out, *(LeftOut(folder, _AUTOMATIC, is_lost=False) for folder in folders))
     if not chosen:
-        told = "".join(f"; {one.path} {one.reason}" for one in found.left_out[:3])
+        told = "".join(f"; {one.path} {one.reason}" for one in left_out[:3])
         raise FileNotFoundError(f"there is no complete SSTable at {path}: name a folder, or its …-{DATA}{told}")
-    folders = {source.descriptor.folder for source in chosen}
-    texts = {one: Path(one, "schema.cql") for one in folders}
-    schemas = {one: text.read_text(encoding="utf-8") for one, text in texts.items() if text.exists()}
-    return SSTableFiles(tuple(chosen), found.left_out, schemas)
+    texts = [Path(one, _SCHEMA) for one in sorted({source.descriptor.folder for source in chosen})]
+    schemas = dict.fromkeys(text.read_text(encoding="utf-8") for text in texts if text.exists())
+    return SSTableFiles(tuple(chosen), left_out, tuple(schemas))
+
+
+def _is_automatic(folder: str, named: str) -> bool:
+    """Tell whether a folder is a snapshot that Cassandra took of what was truncated or dropped, and was not named."""
+    above, snapshot, tag = folder.rpartition("/snapshots/")
+    return bool(snapshot) and tag.startswith(("truncated-", "dropped-")) and not named.startswith(f"{above}/snapshots")
 
 
 def files_in_store(store: ObjectStore, prefix: str) -> SSTableFiles:
@@ -104,22 +116,22 @@ def files_in_store(store: ObjectStore, prefix: str) -> SSTableFiles:
     found: FoundSSTables = find_sstables(keys, store.get)
     if not found.sstables:
         raise FileNotFoundError(f"there is no complete SSTable at {store.uri(prefix)}")
-    schemas = {
-        key.rpartition("/")[0]: store.get(key).decode() for key in keys if key.rpartition("/")[2] == "schema.cql"
-    }
-    return SSTableFiles(tuple(StoredSource(one, store) for one in found.sstables), found.left_out, schemas)
+    folders = {one.folder for one in found.sstables}
+    texts = [key for key in keys if key.rpartition("/")[2] == _SCHEMA and key.rpartition("/")[0] in folders]
+    schemas = dict.fromkeys(store.get(key).decode() for key in texts)
+    return SSTableFiles(tuple(StoredSource(one, store) for one in found.sstables), found.left_out, tuple(schemas))
 
 
 def together(found: Iterable[SSTableFiles]) -> SSTableFiles:
     """Join what was found at several paths; an SSTable that two of them name counts once."""
-    sources: dict[Descriptor, Source] = {}
+    sources: dict[tuple[str, Descriptor], Source] = {}
     left_out: dict[LeftOut, None] = {}
-    schemas: dict[str, str] = {}
+    schemas: dict[str, None] = {}
     for files in found:
-        sources |= {source.descriptor: source for source in files.sources}
+        sources |= {(url_of(source), source.descriptor): source for source in files.sources}
         left_out |= dict.fromkeys(files.left_out)
-        schemas |= files.schemas
-    return SSTableFiles(tuple(sources.values()), tuple(left_out), schemas)
+        schemas |= dict.fromkeys(files.schemas)
+    return SSTableFiles(tuple(sources.values()), tuple(left_out), tuple(schemas))
 
 
 def tables_in(files: SSTableFiles) -> dict[tuple[str, str, str], list[Source]]:
@@ -137,9 +149,10 @@ def choose_table(
     """Choose the SSTables of one table, and find its schema.
 
     :param name: keyspace and name; None: there is only one table
-    :param schema: schema that has the table; None: the newest ``schema.cql`` beside the SSTables that has it, else what
-        the SSTables say of themselves, which is without the names of the key's columns
-    :raises SSTableFilesError: there is no such table, or more than one; or the schema does not have it
+    :param schema: schema that has the table; None: the ``schema.cql`` beside the SSTables, else what the SSTables say
+        of themselves, which is without the names of the key's columns
+    :raises SSTableFilesError: there is no such table, or more than one; there are several snapshots of one node's
+        table; or the schema does not have it, or schemas of several days do
     :raises SchemaError: a schema.cql cannot be read
     :raises SSTableError: a Statistics.db cannot be read
     """
@@ -152,16 +165,39 @@ def choose_table(
             f"there are SSTables of several tables, {listed}: name one table, and a path of it only"
         )
     (((keyspace, table, table_id), sources),) = tables.items()
-    folders = {source.descriptor.folder for source in sources}
-    texts = [files.schemas[folder] for folder in sorted(folders & files.schemas.keys())]
-    for known in [schema] if schema else [parse_schema(text, "schema.cql") for text in reversed(texts)]:
-        for one in known.tables:
-            if one.table_id == table_id if table_id else (name in (None, (one.keyspace, one.name))):
-                return one, sources
+    _refuse_several_snapshots(sources)
+    known = {
+        one: None
+        for described in ([schema] if schema else [parse_schema(text, _SCHEMA) for text in files.schemas])
+        for one in described.tables
+        if (one.table_id == table_id if table_id else name in (None, (one.keyspace, one.name)))
+    }
+    if len(known) > 1:
+        raise SSTableFilesError(
+            f"there are different schemas of {', '.join(sorted({one.full_name for one in known}))} beside the SSTables, "
+            "or in the given schema: name the table, and give the schema that holds now"
+        )
+    if known:
+        return next(iter(known)), sources
     if schema:
         wanted = f"{keyspace}.{table} with the id {table_id}" if table_id else "it"
         raise SSTableFilesError(f"the schema does not have {wanted}; it has {_named(schema)}")
     return schema_of_all([(source.descriptor, read_statistics(source).header) for source in sources]), sources
+
+
+def _refuse_several_snapshots(sources: Sequence[Source]) -> None:
+    """:raises SSTableFilesError: a table's folder has several snapshots: truncated or purged rows would come back"""
+    tags: dict[tuple[str, str], set[str]] = {}
+    for source in sources:
+        folder, snapshot, tag = source.descriptor.folder.rpartition("/snapshots/")
+        if snapshot:
+            tags.setdefault((url_of(source), folder), set()).add(tag)
+    for (_, folder), found in tags.items():
+        if len(found) > 1:
+            raise SSTableFilesError(
+                f"{folder} has the snapshots {', '.join(sorted(found)[:5])}: name one of them, because rows that were "
+                "deleted between two of them would come back"
+            )
 
 
 def _named(schema: Schema) -> str:

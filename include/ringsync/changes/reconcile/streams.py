@@ -19,7 +19,7 @@ from ringsync.changes.batch import ChangeRows, concatenated
 from ringsync.changes.keys.order import clustering_keys
 from ringsync.changes.keys.order_kernels import END
 from ringsync.changes.reconcile.rows import merge
-from ringsync.changes.schema import CHANGE_ROWS, PARTITION_DELETION, RANGE_DELETION, ROW, STATIC
+from ringsync.changes.schema import PARTITION_DELETION, RANGE_DELETION, ROW, STATIC
 from ringsync.compiled.arrow import integers
 from ringsync.cql.cells import cells_of
 from ringsync.schema.table import TableSchema
@@ -29,7 +29,6 @@ Place = tuple[int, bytes, int, bytes]
 clustering in the form that sorts. A range deletion has the place of its end."""
 
 _BEFORE_ALL: Place = (-(2**63) - 1, b"", 0, b"")
-_BEHIND_ALL: Place = (2**63, b"", 0, b"")
 
 
 @dataclass(frozen=True)
@@ -67,27 +66,32 @@ def merge_streams(streams: Sequence[Stream], table: TableSchema) -> Iterator[Mer
     """
     waiting = sorted(streams, key=lambda stream: stream.first_token, reverse=True)
     reading: list[_Reading] = []
-    carried: ChangeRows | None = None
+    carried, held = None, None
     while waiting or reading:
+        reading = [one for one in reading if one.refill()]
         bound = min((one.reached for one in reading), default=_BEFORE_ALL)
         if waiting and (not reading or waiting[-1].first_token <= bound[0]):
-            opened = _Reading(waiting.pop().open(), table)
-            if opened.advance():
-                reading.append(opened)
+            reading.append(_Reading(waiting.pop().open(), table))
             continue
-        parts = [one.up_to(bound) for one in reading]
-        members = [part for part in parts if len(part)]
-        reading = [one for one in reading if not one.is_read or one.advance()]
-        if members:
-            part, carried = _merged(members, carried, bound, table)
+        if reading:
+            members = [part for one in reading for part in one.up_to(bound)]
+            part, carried, held = _merged(members, carried, held, bound, table)
             yield part
+    if held is not None and len(held):
+        yield MergedPart(held, held.where(np.zeros(len(held), np.bool_)))
 
 
 def _merged(
-    members: Sequence[ChangeRows], before: ChangeRows | None, bound: Place, table: TableSchema
-) -> tuple[MergedPart, ChangeRows]:
-    """Merge the rows up to a place. Return the part, and what is to be carried to the next one."""
-    known = set() if before is None else {_head(before, row) for row in range(len(before))}
+    members: Sequence[ChangeRows], before: ChangeRows | None, held: ChangeRows | None, bound: Place, table: TableSchema
+) -> tuple[MergedPart, ChangeRows, ChangeRows | None]:
+    """Merge the rows up to a place.
+
+    :param before: what was carried: the deletion and the static row of the partition that goes on
+    :param held: that of it which no part has yet
+    :returns: the part, what is to be carried to the next one, and what of it no part has yet
+    """
+    is_held = held is not None and len(held) > 0
+    known = set() if before is None or is_held else {_head(before, row) for row in range(len(before))}
     merged = merge(concatenated([*members, *([before] if before else [])]), table)
     is_head = (merged.kind == PARTITION_DELETION) | (merged.kind == STATIC)
     is_known = np.zeros(len(merged), np.bool_)
@@ -102,8 +106,12 @@ def _merged(
     ranges = of_last[~is_head[of_last]]
     ends = clustering_keys(merged.range_end.take(ranges), table, END)
     is_new[[row for at, row in enumerate(ranges.tolist()) if bound[2:] < (2, ends.value(at) or b"")]] = False
-    part = MergedPart(merged.where(is_new), merged.take(np.flatnonzero(is_known)))
-    return part, merged.take(of_last[is_head[of_last]])
+    heads = merged.take(of_last[is_head[of_last]])
+    if not table.clustering and bound[2] < 2:
+        # The deletion of a partition and its only row are one thing: they come out together.
+        is_new[of_last] = False
+        return MergedPart(merged.where(is_new), merged.take(np.flatnonzero(is_known))), heads, heads
+    return MergedPart(merged.where(is_new), merged.take(np.flatnonzero(is_known))), heads, None
 
 
 def _head(rows: ChangeRows, row: int) -> tuple[int, bytes | None, int]:
@@ -112,58 +120,78 @@ def _head(rows: ChangeRows, row: int) -> tuple[int, bytes | None, int]:
 
 
 class _Reading:
-    """An open stream: the batch that is being merged, and how far.
-
-    :ivar reached: place of the batch's last row
-    """
+    """An open stream, and its batches that are not merged yet."""
 
     def __init__(self, batches: Iterator[pa.RecordBatch], table: TableSchema) -> None:
         self._batches, self._table = batches, table
-        self._batch = pa.RecordBatch.from_pylist([], CHANGE_ROWS)
-        self._done = 0
+        self._pending: list[_Batch] = []
         self.reached: Place = _BEFORE_ALL
 
-    def advance(self) -> bool:
-        """Go to the next batch; False: there is none.
+    def refill(self) -> bool:
+        """Read on while less than half a batch is left: else streams would go on in small steps, in turn.
 
-        :raises ValueError: its rows come before those of the last one
+        :returns: whether any row is left
+        :raises ValueError: the rows of a batch come before those of the last one
         """
-        for batch in self._batches:
-            if batch.num_rows:
-                before, self._done = self.reached, 0
-                self._batch = batch
-                self._tokens, self._keys = integers(batch["token"]), cells_of(batch["partition_key"])
-                self._kinds = integers(batch["kind"])
-                self._clusterings, self._range_ends = cells_of(batch["clustering"]), cells_of(batch["range_end"])
-                last = len(batch) - 1
-                self.reached = self._places(last, last + 1)(last)
-                if self._places(0, 1)(0) < before:
-                    raise ValueError(f"the rows of {batch['file'][0]} are not in their order: is the file damaged?")
-                return True
-        return False
+        while not self._pending or 2 * sum(one.left for one in self._pending) < len(self._pending[-1]):
+            batch = next((one for one in self._batches if one.num_rows), None)
+            if batch is None:
+                break
+            found = _Batch(batch, self._table)
+            if found.places(0, 1)(0) < self.reached:
+                raise ValueError(f"the rows of {batch['file'][0]} are not in their order: is the file damaged?")
+            self._pending.append(found)
+            self.reached = found.last
+        return bool(self._pending)
+
+    def up_to(self, bound: Place) -> Iterator[ChangeRows]:
+        """Take the rows up to a place, and yield also the ranges that begin before it and end behind it."""
+        while self._pending:
+            batch = self._pending[0]
+            yield from batch.up_to(bound)
+            if batch.left:
+                return
+            del self._pending[0]
+
+
+class _Batch:
+    """A batch of a stream, and how far it is merged.
+
+    :ivar last: place of its last row
+    """
+
+    def __init__(self, batch: pa.RecordBatch, table: TableSchema) -> None:
+        self._batch, self._table, self._done = batch, table, 0
+        self._tokens, self._keys = integers(batch["token"]), cells_of(batch["partition_key"])
+        self._kinds = integers(batch["kind"])
+        self._clusterings, self._range_ends = cells_of(batch["clustering"]), cells_of(batch["range_end"])
+        self.last = self.places(len(batch) - 1, len(batch))(len(batch) - 1)
+
+    def __len__(self) -> int:
+        return len(self._batch)
 
     @property
-    def is_read(self) -> bool:
-        return self._done == len(self._batch)
+    def left(self) -> int:
+        """Number of rows that are not merged yet."""
+        return len(self._batch) - self._done
 
-    def up_to(self, bound: Place) -> ChangeRows:
-        """Take the rows up to a place, and the ranges that begin before it and end behind it."""
+    def up_to(self, bound: Place) -> Iterator[ChangeRows]:
+        """Take the rows up to a place, and yield also the ranges that begin before it and end behind it."""
         first, self._done = self._done, self._count_up_to(bound)
-        batches = [self._batch.slice(first, self._done - first), *self._begun_ranges(bound)]
-        parts = [ChangeRows.of(batch) for batch in batches]
-        return concatenated(parts) if len(parts) > 1 else parts[0]
+        if self._done > first:
+            yield ChangeRows.of(self._batch.slice(first, self._done - first))
+        yield from map(ChangeRows.of, self._begun_ranges(bound))
 
     def _count_up_to(self, bound: Place) -> int:
         """Count the rows of the batch up to a place."""
-        if bound >= self.reached:
+        if bound >= self.last:
             return len(self._batch)
         first, end = (int(np.searchsorted(self._tokens, bound[0], side)) for side in ("left", "right"))
         first = max(first, self._done)
         end = max(end, first)
-        return bisect_right(range(end), bound, lo=first, key=self._places(first, end))
+        return bisect_right(range(end), bound, lo=first, key=self.places(first, end))
 
     def _begun_ranges(self, bound: Place) -> Iterator[pa.RecordBatch]:
-        """Yield the ranges that begin before a place and end behind it."""
         for row in (self._done + np.flatnonzero(self._kinds[self._done :] == RANGE_DELETION)).tolist():
             start = clustering_keys(self._clusterings.take(np.array([row])), self._table)
             if (*self._partition(row), 2, start.value(0) or b"") > bound:
@@ -173,7 +201,7 @@ class _Reading:
     def _partition(self, row: int) -> tuple[int, bytes]:
         return int(self._tokens[row]), self._keys.value(row) or b""
 
-    def _places(self, first: int, end: int) -> Callable[[int], Place]:
+    def places(self, first: int, end: int) -> Callable[[int], Place]:
         """Return a function that returns the place of a row from ``first`` on, and before ``end``."""
         rows = np.arange(first, end)
         clusterings = clustering_keys(self._clusterings.take(rows), self._table)

@@ -197,10 +197,13 @@ class _Reading:
 
         :param missing: bytes of a row that lie behind the window
         """
-        there = self._stop - self._start
+        there = self._stop - self._position
         if outcome in (CUT, DECODED):
             if self._broken:
                 return self._broken.reason
+            if self._position > self._start and self._stop < self._end:
+                self._fill()
+                return None
             if self._stop == self._end or (not missing and there >= _SUREST_BYTES):
                 return _REASONS[MALFORMED]
             outcome, missing = FULL, max(missing, 1)

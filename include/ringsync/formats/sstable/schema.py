@@ -114,7 +114,8 @@ def file_columns(descriptor: Descriptor, header: Header, table: TableSchema) -> 
             raise _misfit(file, f"has a {kind} column {name}, which {table.full_name} does not have and never had")
         if known[name].is_static != (kind == "static"):
             raise _misfit(file, f"has a {kind} column {name}, which is of another kind in {table.full_name}")
-        if not _fits(column.type, known[name].type):
+        # Whatever a dropped column was, its cells are gone; schema.cql does not tell whether its type was frozen.
+        if not known[name].dropped and not _fits(column.type, known[name].type):
             raise _misfit(
                 file, f"has a column {name} of type {column.type}, which is {known[name].type} in {table.full_name}"
             )

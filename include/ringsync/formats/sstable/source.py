@@ -74,12 +74,24 @@ class LocalSource:
 
 
 def find_local(folder: Path) -> FoundSSTables:
-    """Find the complete SSTables in a folder and all folders in it, see :func:`.names.find_sstables`.
+    """Find the complete SSTables in a folder and all folders in it, also linked ones; see :func:`.names.find_sstables`.
 
-    :raises OSError: there is no such folder, or it cannot be read
+    :raises OSError: there is no such folder, or it or a folder in it cannot be read
     :raises SSTableError: a set is of an unknown version
     """
     if not folder.is_dir():
         raise NotADirectoryError(f"{folder} is no folder")
-    paths = [path.as_posix() for path in folder.resolve().rglob("*") if path.is_file()]
-    return find_sstables(paths, lambda path: Path(path).read_bytes())
+    return find_sstables(_files_in(folder.resolve()), lambda path: Path(path).read_bytes())
+
+
+def _files_in(folder: Path) -> Iterator[str]:
+    """Yield the paths of all files in a folder and in those in it, each folder once."""
+    seen = set()
+    for parent, folders, files in os.walk(folder, onerror=_refuse, followlinks=True):
+        folders[:] = [name for name in folders if os.path.realpath(f"{parent}/{name}") not in seen]
+        seen |= {os.path.realpath(f"{parent}/{name}") for name in folders}
+        yield from (Path(parent, name).as_posix() for name in files)
+
+
+def _refuse(error: OSError) -> None:
+    raise error

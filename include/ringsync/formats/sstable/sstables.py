@@ -16,7 +16,7 @@ from ringsync.changes.reconcile.streams import MergedPart, Stream, merge_streams
 from ringsync.compiled.arrow import integers
 from ringsync.formats.rows.state import Capacity
 from ringsync.formats.sstable.cursor import DAMAGED
-from ringsync.formats.sstable.data import DataFile, Loss
+from ringsync.formats.sstable.data import READ_BYTES, DataFile, Loss
 from ringsync.formats.sstable.errors import SSTableError
 from ringsync.formats.sstable.partitions import Partitions, read_partitions
 from ringsync.formats.sstable.reader import Layout, SSTableRows, layout_of, read_rows
@@ -28,7 +28,7 @@ from ringsync.schema.table import TableSchema
 MEMORY_BYTES = 2**28
 """Default for the memory of a merge."""
 
-_LEAST_BYTES, _MOST_BYTES = 2**19, 2**23
+_LEAST_BYTES, _MOST_BYTES = 2**18, 2**23
 """Bounds of a batch. Small batches cost time, larger ones than that gain nothing."""
 _COPIES = 4
 """A batch's bytes are in its window, in its change rows, and in those that are being merged."""
@@ -80,7 +80,7 @@ class SSTable:
         :raises SSTableError: a file is missing or damaged, so that nothing can be read; or a row has another token than
             the index says, which has no checksum
         """
-        data = DataFile(self.source)
+        data = DataFile(self.source, min(READ_BYTES, (capacity or Capacity()).bytes))
         index_problem = ""
 
         def behind(position: int) -> int | None:

@@ -1,0 +1,96 @@
+"""Tests with SSTables that were made for them: window ends, many streams, partitions without rows."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from ringsync.changes.reconcile.streams import MergedPart, Stream, merge_streams
+from ringsync.formats.sstable.data import Loss
+from ringsync.formats.sstable.sstables import SSTable, capacity_of, merged_rows, open_sstable
+from ringsync.images.from_streams import images_of_part
+from ringsync.ring.tokens import WHOLE_RING
+from ringsync.schema.table import TableSchema
+from tests.formats.sstable.maker import TABLE_ID, int32, partition, row, sized, sstable, statistics, table_of
+
+WITH_ID = f") WITH ID = {TABLE_ID[:8]}-{TABLE_ID[8:12]}-{TABLE_ID[12:16]}-{TABLE_ID[16:20]}-{TABLE_ID[20:]}"
+
+
+def wide_table() -> TableSchema:
+    return table_of(f"p int, c text, v text, PRIMARY KEY (p, c){WITH_ID}")
+
+
+def wide_sstable(chance: random.Random, mean: float, number: int = 1, rows: int = 4000) -> SSTable:
+    partitions = {}
+    for key in range(6):
+        lengths = [max(0, int(chance.gauss(mean, 15))) for _ in range(rows)]
+        content = [row(b"\0" + sized(b"%080d" % at), [sized(b"x" * size)], 5) for at, size in enumerate(lengths)]
+        partitions[int32(key)] = partition(int32(key), content)
+    stats = statistics("Int32Type", ["UTF8Type"], [("v", "UTF8Type")])
+    return open_sstable(sstable(partitions, stats, number), wide_table())
+
+
+@pytest.mark.parametrize("mean", [39.0, 39.4, 39.6])
+def test_rows_at_the_ends_of_windows_are_read(mean: float) -> None:
+    made = wide_sstable(random.Random(3), mean)
+    (part,) = made.parts(WHOLE_RING)
+    for size in (2**18, 2**23, *range(2**19 - 4000, 2**19 + 4000, 100)):
+        batches = list(made.rows(part, capacity_of(size)))
+        assert [loss for batch in batches for loss in batch.losses] == []
+        assert sum(len(batch.rows) for batch in batches) == 6 * 4000
+
+
+def test_many_sstables_are_merged_in_large_steps() -> None:
+    sstables = [wide_sstable(random.Random(number), 30, number, rows=1500) for number in range(12)]
+    parts = [(one, part) for one in sstables for part in one.parts(WHOLE_RING)]
+    lost: list[Loss] = []
+    merged = list(merged_rows(parts, wide_table(), lost.append, memory_bytes=12 * 2**20))
+    assert sum(len(part.rows) for part in merged) == 6 * 1500
+    batches = sum(1 for one, part in parts for _ in one.rows(part, capacity_of(2**18)))
+    assert len(merged) < batches / 3
+    assert not lost
+
+
+def pairs_table() -> TableSchema:
+    return table_of(f"p int PRIMARY KEY, v int{WITH_ID}")
+
+
+def pairs(partitions: dict[int, tuple[int | None, int | None]], number: int) -> SSTable:
+    """Make an SSTable; each partition has a time of its deletion, and a time of its row."""
+    content = {
+        int32(key): partition(int32(key), [] if written is None else [row(b"", [int32(key)], written)], deleted)
+        for key, (deleted, written) in partitions.items()
+    }
+    stats = statistics("Int32Type", [], [("v", "Int32Type")])
+    return open_sstable(sstable(content, stats, number), pairs_table())
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_table_without_clustering_has_one_image_of_each_key(seed: int) -> None:
+    chance = random.Random(seed)
+    found: list[SSTable] = []
+    for number in range(3):
+        keys = chance.sample(range(60), 30)
+        choices = [(None, 1_442_880_000_000_020), (1_442_880_000_000_010, None), (1_442_880_000_000_030, 5)]
+        found.append(pairs({key: chance.choice(choices) for key in keys}, number))
+
+    def cut(sstable: SSTable, size: int) -> Stream:
+        batches = [batch.rows for part in sstable.parts(WHOLE_RING) for batch in sstable.rows(part)]
+        slices = [batch.slice(at, size) for batch in batches for at in range(0, len(batch), size)]
+        return Stream(-(2**63), lambda: iter(slices))
+
+    def images(streams: list[Stream]) -> Counter[str]:
+        parts: list[MergedPart] = list(merge_streams(streams, pairs_table()))
+        rows: list[dict[str, Any]] = [
+            one for part in parts for one in images_of_part(part, pairs_table(), "raw").to_pylist()
+        ]
+        keys = Counter(one["p"] for one in rows)
+        assert max(keys.values()) == 1
+        return Counter(map(repr, rows))
+
+    whole = images([cut(one, 1000) for one in found])
+    for size in (1, 2, 3):
+        assert images([cut(one, size + number) for number, one in enumerate(found)]) == whole
