@@ -1,7 +1,8 @@
 """Make the committed SSTables: `python -m tests.sstables.make [NAME…]` (default: all).
 
-For each fixture a real server is started and told `statements.py`, with several flushes on the way and no compaction.
-Then it is asked what its tables hold, and two snapshots are taken: as flushed, and compacted. Its folder in `data/` has
+For each fixture a real server is started, told to create all tables and to write some rows, killed, and started again.
+Then it is told the rest of `statements.py`, with several flushes on the way and no compaction.
+Now it is asked what its tables hold, and two snapshots are taken: as flushed, and compacted. Its folder in `data/` has
 
 * `sstables.tar.xz`: all files of both snapshots, which are also in the same order as on disk;
 * `select.json.xz`: what SELECT said, see `tests/commitlogs/capture.py`; it is the same before and after compaction.
@@ -25,11 +26,11 @@ from servers.jars import DEFAULT_CACHE
 from tests.commitlogs.capture import captured
 from tests.commitlogs.make import connected, packed, write
 from tests.sstables.fixtures import FIXTURES, TAGS, Fixture
-from tests.sstables.statements import all_schema_statements, all_statements
+from tests.sstables.statements import all_schema_statements, all_statements, replayed_statements
 
 KEYSPACES = ("shop", "MixedCase", "workload", "files")
 FLUSHES = 3
-EXPIRED_SECONDS = 2
+SYNCED_SECONDS, EXPIRED_SECONDS = 3, 2
 
 
 def make(fixture: Fixture, cache: Path) -> None:
@@ -51,6 +52,13 @@ def make(fixture: Fixture, cache: Path) -> None:
         made.mkdir()
         with CassandraNode(Path(scratch) / "node", settings, cache) as node:
             with connected(node) as cluster:
+                session = cluster.connect()
+                write(session, all_schema_statements(fixture.server_version, fixture.log_mode))
+                write(session, replayed_statements(fixture.log_mode))
+            time.sleep(SYNCED_SECONDS)
+            node.kill()
+            node.start()
+            with connected(node) as cluster:
                 fill(node, cluster.connect(), fixture)
             time.sleep(EXPIRED_SECONDS)
             flushed, before = snapshot(node, "flushed"), selected(node, fixture)
@@ -67,7 +75,6 @@ def make(fixture: Fixture, cache: Path) -> None:
 
 def fill(node: CassandraNode, session: Any, fixture: Fixture) -> None:
     """Execute all statements, with flushes on the way."""
-    write(session, all_schema_statements(fixture.server_version, fixture.log_mode))
     node.nodetool("disableautocompaction", *KEYSPACES[:1])
     for keyspace in KEYSPACES[1:]:
         node.nodetool("disableautocompaction", keyspace)

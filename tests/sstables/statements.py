@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from random import Random
 
 from tests.commitlogs.schema import REPLICATION
-from tests.commitlogs.statements import schema_statements, statements
+from tests.commitlogs.statements import FAR_TTL, schema_statements, statements
+from tests.commitlogs.values import YEAR
 from tests.commitlogs.workload import random_schema, random_statements
 
 COMPRESSION = {
@@ -24,7 +25,9 @@ COMPRESSION = {
     "plain": "{'enabled': false}",
 }
 """Table: its compression. `ratio`: chunks of noise are stored as they are."""
-WIDE_ROWS, NARROW_PARTITIONS = 160, 1500
+WIDE_ROWS = dict.fromkeys(COMPRESSION, 100) | {"lz4": 400, "noop": 400, "plain": 400}
+"""Table: rows of its wide partitions. 400 are more than 64 KiB even in a flush of a third of them."""
+NARROW_PARTITIONS = 1000
 WORKLOAD_SEED, WORKLOAD_STATEMENTS = 11, 1400
 NOISE_BYTES = 6000
 
@@ -37,8 +40,23 @@ def files_schema() -> Iterator[str]:
             f"CREATE TABLE files.{name} (p int, c int, v text, b blob, s text STATIC, PRIMARY KEY (p, c)) "
             f"WITH compression = {compression}"
         )
+    yield "CREATE TABLE files.replayed (k int PRIMARY KEY, v text, w text)"
     yield "CREATE TABLE files.narrow (k text PRIMARY KEY, v int)"
     yield "CREATE TABLE files.keyed (a int, b text, c uuid, v int, PRIMARY KEY ((a, b), c))"
+
+
+def replayed_statements(log_mode: str) -> list[str]:
+    """Return what is written before the server is killed, so that it reads these rows from its commit log.
+
+    A TTL that ends after 2038 then overflows the least deletion time of the SSTable's header (5.0.9).
+    """
+    ttl = FAR_TTL if log_mode == "5.0-v8" else YEAR
+    return [
+        f"INSERT INTO files.replayed (k, v) VALUES (1, 'far') USING TTL {ttl}",
+        "INSERT INTO files.replayed (k, v) VALUES (2, 'for ever')",
+        f"UPDATE files.replayed USING TTL {YEAR} SET w = 'near' WHERE k = 1",
+        "DELETE FROM files.replayed WHERE k = 3",
+    ]
 
 
 def files_statements() -> Iterator[str]:
@@ -54,7 +72,7 @@ def _wide(random: Random) -> Iterator[str]:
     noise = random.randbytes(NOISE_BYTES).hex()
     for table in COMPRESSION:
         for p in range(2):
-            for c in range(WIDE_ROWS):
+            for c in range(WIDE_ROWS[table]):
                 text = f"{table} {p} {c} " * (48 + c % 5)
                 yield f"INSERT INTO files.{table} (p, c, v) VALUES ({p}, {c}, '{text}') USING TIMESTAMP {_time(random)}"
         for p in (2, 3):
@@ -62,8 +80,8 @@ def _wide(random: Random) -> Iterator[str]:
         using = f"USING TIMESTAMP {_time(random)}"
         yield f"UPDATE files.{table} {using} SET s = 'static' WHERE p = 0"
         yield f"DELETE FROM files.{table} {using} WHERE p = 0 AND c >= 20 AND c < 130"
-        yield f"DELETE FROM files.{table} USING TIMESTAMP {_time(random)} WHERE p = 1 AND c > 100"
-        yield f"DELETE FROM files.{table} USING TIMESTAMP {_time(random)} WHERE p = 1 AND c <= 110"
+        yield f"DELETE FROM files.{table} USING TIMESTAMP {_time(random)} WHERE p = 1 AND c > 80"
+        yield f"DELETE FROM files.{table} USING TIMESTAMP {_time(random)} WHERE p = 1 AND c <= 90"
         yield f"DELETE FROM files.{table} {using} WHERE p = 3"
 
 

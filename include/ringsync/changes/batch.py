@@ -176,6 +176,8 @@ _PARTS = ("cells", "complex_deletions")
 
 def concatenated(parts: Sequence[ChangeRows]) -> ChangeRows:
     """Join batches of rows. Either all of them have the column ``node``, or none has."""
+    if len(parts) == 1:
+        return parts[0]
     shifts = np.cumsum([0, *(len(part) for part in parts[:-1])])
     moved = [
         replace(part, **{name: getattr(part, name).moved(shift) for name in _PARTS})

@@ -19,6 +19,7 @@ from ringsync.changes.columns import LoggedColumn, columns_of
 from ringsync.changes.common_times import NO_CELL, ElementTimes
 from ringsync.changes.flat import FlatCells, by_column, kept, of_rows, spread
 from ringsync.changes.flat import expiries as expiries_of
+from ringsync.changes.grid import CellGrid, cell_grid
 from ringsync.changes.keys.canonical import decoded_clustering
 from ringsync.changes.keys.parts import clustering_parts, field_numbers, partition_parts
 from ringsync.changes.schema import ROW, TOMBSTONE
@@ -56,21 +57,20 @@ def images_of(rows: ChangeRows, table: TableSchema, misfits: Misfits, static_of:
     count = len(rows)
     columns = [column for column in columns_of(table) if not column.dropped]
     cells = kept(rows.cells, table)
-    there = cells.where(cells.kind != TOMBSTONE)
-    live = dict(zip([column.name for column in columns], by_column(there, len(columns)), strict=True))
-    for column in columns:
-        if column.is_static:
-            live[column.name] = of_rows(live[column.name], static_of, count)
+    scalars = [column for column in columns if not column.is_multicell]
+    grid = cell_grid(cells, scalars, count, static_of)
+    live = _elements(cells, columns, static_of)
     _, clustering, _ = clustering_parts(rows.clustering, len(table.clustering))
     keys = [*partition_parts(rows.partition_key, table), *clustering]
     raws = dict(zip([column.name for column in table.key_columns], keys, strict=True))
-    raws |= {column.name: _values(column, live[column.name], count) for column in columns}
+    raws |= {column.name: values for column, values in zip(scalars, grid.values, strict=True)}
+    raws |= {column.name: _values(column, live[column.name], count) for column in columns if column.is_multicell}
     decoded = {column.name: _decoded(column, raws[column.name]) for column in table.columns}
     for key in table.clustering:
         decoded[key.name], raws[key.name] = decoded_clustering(decoded[key.name], raws[key.name], key.type)
     if misfits == "error":
         refuse_misfits(table, decoded, raws, partial(_described, rows, table))
-    row, differences = _times(rows, columns, live, decoded)
+    row, differences = _times(rows, grid, columns, live, decoded)
     misfit_bytes = {name: values.raw(raws[name]) for name, values in decoded.items()}
     x = x_column(table, differences, misfit_bytes, count)
     lists = {column.name: live[column.name] for column in columns if column.is_list}
@@ -79,10 +79,28 @@ def images_of(rows: ChangeRows, table: TableSchema, misfits: Misfits, static_of:
     return pa.RecordBatch.from_arrays([array_of(rows.token), *values, row, x, merge], schema=row_image_schema(table))
 
 
+def _elements(cells: FlatCells, columns: Sequence[LoggedColumn], static_of: Places) -> dict[str, FlatCells]:
+    """Return the cells of each multi-cell column that are no tombstones.
+
+    :param static_of: index of the row whose static cells each row shows
+    """
+    multicell = np.array([column.is_multicell for column in columns], np.bool_)
+    if not multicell.any():
+        return {}
+    elements = cells.where(multicell[cells.column] & (cells.kind != TOMBSTONE))
+    live = {
+        column.name: found
+        for column, found in zip(columns, by_column(elements, len(columns)), strict=True)
+        if column.is_multicell
+    }
+    for column in columns:
+        if column.is_static and column.is_multicell:
+            live[column.name] = of_rows(live[column.name], static_of, len(static_of))
+    return live
+
+
 def _values(column: LoggedColumn, cells: FlatCells, rows: int) -> Cells:
-    """Return a column of all rows, serialised; null where there is no cell. For a counter it is the context."""
-    if not column.is_multicell:
-        return spread(cells.value, cells.row, rows)
+    """Return a multi-cell column of all rows, serialised as if it was frozen; null where there is no cell."""
     counts = np.bincount(cells.row, minlength=rows)
     present = np.flatnonzero(counts)
     if isinstance(column.type, UserType):
@@ -121,23 +139,23 @@ def _described(rows: ChangeRows, table: TableSchema, row: int) -> str:
 
 
 def _times(
-    rows: ChangeRows, columns: Sequence[LoggedColumn], cells: dict[str, FlatCells], decoded: dict[str, Decoded]
+    rows: ChangeRows,
+    grid: CellGrid,
+    columns: Sequence[LoggedColumn],
+    elements: dict[str, FlatCells],
+    decoded: dict[str, Decoded],
 ) -> tuple[pa.Array, dict[str, Differences]]:
-    """Return ``_row``, and ``d`` and ``e`` by column."""
+    """Return ``_row``, and ``d`` and ``e`` by column.
+
+    :param elements: cells of the multi-cell columns
+    """
     count = len(rows)
-    scalars = [column for column in columns if not column.is_multicell]
-    writetimes = np.zeros((len(scalars), count), np.int64)
-    expiries = np.full((len(scalars), count), NO_CELL, np.int64)
-    for place, column in enumerate(scalars):
-        of_column = cells[column.name]
-        writetimes[place, of_column.row] = of_column.timestamp
-        expiries[place, of_column.row] = expiries_of(of_column)
-    elements = {
-        column.name: _element_times(column, cells[column.name], count) for column in columns if column.is_multicell
+    times = {
+        column.name: _element_times(column, elements[column.name], count) for column in columns if column.is_multicell
     }
-    names = [column.name for column in scalars]
-    values = {name: decoded[name] for name in elements}
-    common, differences = differences_of(names, writetimes, expiries, elements, values, count)
+    names = [column.name for column in columns if not column.is_multicell]
+    values = {name: decoded[name] for name in times}
+    common, differences = differences_of(names, grid.writetimes, grid.expiries, times, values, count)
     deleted_at = array_of(rows.deletion.timestamp, rows.deletion.there)
     return row_times(common, deleted_at, live_times(rows)), differences
 

@@ -56,7 +56,7 @@ from ringsync.ring.tokens import WHOLE_RING
 from ringsync.schema.from_cql import parse_schema
 from ringsync.schema.table import TableSchema
 from ringsync.sources import sstable_files as files
-from ringsync.sources.options import OptionError, checked, for_spark
+from ringsync.sources.options import OptionError, checked, for_spark, schema_for_spark
 from ringsync.storage import open_store
 from ringsync.storage.port import ObjectStore
 
@@ -117,7 +117,7 @@ class CassandraSSTable(DataSource):  # type: ignore[misc]
 
     def schema(self) -> StructType:
         schema = row_image_schema(self._found.shown) if self._chosen.rows == "images" else CHANGE_ROWS
-        return from_arrow_schema(for_spark(schema.empty_table().to_batches()[0]).schema)
+        return from_arrow_schema(schema_for_spark(schema))
 
     def reader(self, schema: StructType) -> SSTableReader:
         return SSTableReader(self._chosen, self._found)

@@ -33,8 +33,12 @@ def checked(
 
 
 def for_spark(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Return rows with the types of :func:`schema_for_spark`."""
+    return rows.cast(schema_for_spark(rows.schema))
+
+
+def schema_for_spark(schema: pa.Schema) -> pa.Schema:
     """Replace binary types of fixed length, which Spark does not have."""
-    fields = [
-        field.with_type(pa.binary()) if pa.types.is_fixed_size_binary(field.type) else field for field in rows.schema
-    ]
-    return rows.cast(pa.schema(fields))
+    return pa.schema(
+        [field.with_type(pa.binary()) if pa.types.is_fixed_size_binary(field.type) else field for field in schema]
+    )

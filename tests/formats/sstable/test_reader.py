@@ -27,7 +27,7 @@ from tests.commitlog_model.test_fixtures import server_row
 from tests.commitlog_model.types import Table
 from tests.formats.commitlog.comparable import of_package
 from tests.formats.sstable.files import sources_of, table_of
-from tests.sstables.fixtures import FIXTURES, TAGS
+from tests.sstables.fixtures import FIXTURES
 
 CAPACITIES = {"large": None, "small": Capacity(rows=8, cells=64, complex=8, bytes=2**19)}
 
@@ -52,8 +52,8 @@ def model_of(source: LocalSource) -> Table:
 
 
 # All servers with large batches; small ones, where ranges and partitions are cut, with each of their formats.
-CASES = [(name, tag, "large") for name in FIXTURES for tag in TAGS]
-CASES += [(name, "flushed", "small") for name in ("4.1-nb", "5.0-da")]
+CASES = [(name, "flushed", "large") for name in FIXTURES]
+CASES += [("4.0-nb", "compacted", "large"), ("5.0-da", "compacted", "large"), ("5.0-da", "flushed", "small")]
 
 
 def logged_table(table: TableSchema, model: Table, batches: list[pa.RecordBatch]) -> LoggedTable:

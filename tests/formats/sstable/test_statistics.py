@@ -16,6 +16,7 @@ from ringsync.formats.sstable.statistics import Header, parse_statistics, read_s
 from ringsync.formats.sstable.versions import VERSIONS
 from tests.formats.sstable.files import every_source, sources, sources_of
 from tests.sstables.fixtures import FIXTURES, TAGS
+from tests.sstables.statements import NARROW_PARTITIONS
 
 OA = VERSIONS["big", "oa"]
 
@@ -49,7 +50,7 @@ def test_times_and_numbers_are_those_that_were_written(name: str) -> None:
         found = [read_statistics(source) for source in sources_of(name, "files.narrow", tag)]
         assert len(found) == 1 if tag == "compacted" else len(found) >= 3
         rows = [one.stats.rows for one in found]
-        assert sum(row for row in rows if row) == 1500
+        assert sum(row for row in rows if row) == NARROW_PARTITIONS
         assert rows == [one.stats.partitions for one in found] == [one.stats.cells for one in found]
         selected = FIXTURES[name].selected["keyspaces"]["files"]["narrow"]
         times = [row["v"]["writetime"] for row in selected]
@@ -83,6 +84,15 @@ def test_a_ttl_beyond_2038_overflows_and_is_read() -> None:
             assert 0 <= found.header.min_local_deletion_time < 2**32
             latest = max(latest, found.stats.max_ttl or 0)
         assert latest == 20 * 365 * 86400
+
+
+def test_rows_that_a_server_replayed_from_its_log_have_an_overflowed_base() -> None:
+    """The header's least deletion time is that of 2046, though another cell expires in a year."""
+    for name in ("5.0-oa", "5.0-da"):
+        (source,) = sources_of(name, "files.replayed", "flushed")
+        found = read_statistics(source)
+        assert found.stats.min_local_deletion_time is not None
+        assert found.header.min_local_deletion_time > 2**31 > found.stats.min_local_deletion_time
 
 
 @pytest.mark.parametrize("name", ["4.0-nb", "5.0-oa", "5.0-da"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from random import Random
 
 PAYLOAD_ONLY, SINGLE_4, SINGLE_8, SINGLE_12, SINGLE_16, SPARSE_8, SPARSE_12 = range(7)
@@ -10,16 +11,55 @@ WIDTHS = {5: 1, 7: 2, 8: 3, 9: 5, 11: 2, 12: 3, 13: 4, 14: 5, 15: 8}
 MOST_PADDING = 300
 
 
+@dataclass(frozen=True)
+class RandomTrie:
+    """
+    A Partitions.db.
+
+    :param content: its bytes.
+    :param tokens: of its partitions; `prefixes`: their keys in the trie; `positions`: in Data.db.
+    :param types: the types of nodes that are in it.
+    """
+
+    content: bytes
+    tokens: list[int]
+    prefixes: list[bytes]
+    positions: list[int]
+    types: set[int]
+
+
+def random_trie(random: Random, count: int) -> RandomTrie:
+    """Return a Partitions.db with some partitions."""
+    chosen = {random.randrange(-(2**63), 2**63) for _ in range(-(-count // 2))}
+    near = list(chosen)[:50]
+    while len(chosen) < count:  # neighbours have long prefixes in common
+        chosen.add(random.choice(near) ^ random.randrange(1 << 12))
+    tokens = sorted(chosen)
+    keys = [b"\x40" + (token + 2**63).to_bytes(8, "big") + b"\x40" for token in tokens]
+    prefixes = [key[: _common(key, keys[i - 1 : i] + keys[i + 1 : i + 2]) + 1] for i, key in enumerate(keys)]
+    positions = [0, *sorted(random.sample(range(1, 1 << random.choice((20, 39))), count - 1))]
+    hashes = [random.choice((None, random.randbytes(1))) for _ in keys]
+    writer = TrieWriter(random)
+    root = writer.write(list(zip(prefixes, hashes, [~position for position in positions], strict=True)))
+    footer = b"".join(number.to_bytes(8, "big") for number in (len(writer.data), count, root))
+    return RandomTrie(bytes(writer.data) + footer, tokens, prefixes, positions, set(writer.types))
+
+
+def _common(key: bytes, others: list[bytes]) -> int:
+    """The bytes that a key has in common with the one of the others that is most like it."""
+    return max((next(i for i, byte in enumerate(key) if byte != other[i]) for other in others), default=-1)
+
+
 class TrieWriter:
     """
-    The bytes of a trie, and how often each type of node occurs in it.
+    The bytes of a trie, and the types of its nodes.
 
     :param random: chooses among the types that fit.
     """
 
     def __init__(self, random: Random) -> None:
         self.data = bytearray()
-        self.types: dict[int, int] = {}
+        self.types: set[int] = set()
         self._random = random
 
     def write(self, keys: list[tuple[bytes, bytes | None, int]]) -> int:
@@ -52,7 +92,7 @@ class TrieWriter:
             content = (hash_byte or b"") + value.to_bytes(size, "big", signed=True)
             bits = size + 7 if hash_byte else size
         kind = self._random.choice(list(self._fitting(deltas, payload is not None)))
-        self.types[kind] = self.types.get(kind, 0) + 1
+        self.types.add(kind)
         if kind == PAYLOAD_ONLY:
             return bytes([bits]) + content
         if kind <= SINGLE_16:

@@ -176,6 +176,9 @@ def _complex_deletions(rows: ChangeRows, table: TableSchema, groups: _Groups) ->
     """Return the complex deletions that the result has, and how they were chosen."""
     deletions = rows.complex_deletions
     count = len(deletions.row)
+    if not count:
+        none, limits = np.zeros(0, np.int64), np.zeros(len(groups.origin) + 1, np.int32)
+        return deletions, Chosen(np.zeros(0, np.int32), none, none, limits, groups.write_times)
     nothing, absent = np.zeros(count, np.int64), no_cells(count).arguments[:3]
     dropped, counters = _limits(table)
     cells = CellColumns(
@@ -307,4 +310,5 @@ def _room(rows: ChangeRows, groups: _Groups, parts: FlatDeletions) -> tuple[Memb
 def _chosen(parts: Parts, chosen: Chosen, size: int) -> Parts:
     """Return the parts that were chosen, each in its row of the result."""
     row = np.repeat(np.arange(len(chosen.limits) - 1), np.diff(chosen.limits))
-    return replace(parts.take(chosen.parts[:size]), row=row)
+    is_all = size == len(parts.row) and bool((np.diff(chosen.parts) == 1).all())
+    return replace(parts if is_all else parts.take(chosen.parts[:size]), row=row)

@@ -1,6 +1,6 @@
 """CompressionInfo.db and CRC.db: where the chunks of Data.db are, and how to check and unpack them.
 
-C: io/compress/CompressionMetadata, CompressedChunkReader; io/util/ChecksumWriter.
+See docs/formats.md, 9.4; C: io/compress/CompressionMetadata, CompressedChunkReader; io/util/ChecksumWriter.
 """
 
 from __future__ import annotations

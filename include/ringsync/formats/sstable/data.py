@@ -36,7 +36,8 @@ class Loss:
 class DataFile:
     """The content of an SSTable's Data.db. Positions are uncompressed bytes, as in its index.
 
-    Each chunk is unpacked once if the file is read from front to back, whatever the sizes of the pieces.
+    Each chunk is unpacked once if the file is read from front to back, whatever the sizes of the pieces. Only one
+    thread at a time may read.
 
     :raises SSTableError: CompressionInfo.db or CRC.db is missing or damaged, see :func:`.compression.read_chunks`
     """

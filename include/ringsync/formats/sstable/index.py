@@ -1,4 +1,4 @@
-"""Index.db: a list of the partitions of an SSTable of the format ``big``.
+"""Index.db: a list of the partitions of an SSTable of the format ``big`` (docs/formats.md, 9.5).
 
 An entry is ``u16 length, key, uvint position in Data.db, uvint size, size bytes`` of an index inside the partition
 (C: io/sstable/format/big/RowIndexEntry).
@@ -21,13 +21,16 @@ WINDOW_BYTES = 4 << 20
 _LONGEST_ENTRY = 2 + 0xFFFF + 9 + 9
 """Bytes of an entry without the index inside the partition, at most."""
 _SHORTEST_ENTRY = 2 + 1 + 1
+_PLAIN_ENTRY = 16
+"""Bytes of a short entry, as of a key of eight bytes: by it the size of a file tells how many there may be."""
 
 
-def read_index(source: Source, window_bytes: int = WINDOW_BYTES) -> tuple[Integers, Integers, Integers]:
+def read_index(source: Source, most: int, window_bytes: int = WINDOW_BYTES) -> tuple[Integers, Integers, Integers, int]:
     """Read an Index.db.
 
+    :param most: number of partitions to return at most, about
     :param window_bytes: bytes that are read at once
-    :returns: int64[n]: tokens, twice the same array; positions in Data.db
+    :returns: int64[n]: tokens, twice the same array; positions in Data.db; step: one of so many partitions is returned
     :raises SSTableError: the file is missing or damaged
     """
     file, size = source.descriptor.path(INDEX), source.size(INDEX)
@@ -36,7 +39,7 @@ def read_index(source: Source, window_bytes: int = WINDOW_BYTES) -> tuple[Intege
     window_bytes = max(window_bytes, _LONGEST_ENTRY)
     parts = [np.empty((2, 0), np.int64)]
     end = np.zeros(1, np.int64)
-    place = 0
+    place, step = 0, max(size // (_PLAIN_ENTRY * most), 1)
     while place < size:
         window = source.read_range(INDEX, place, window_bytes)
         found = np.empty((2, len(window) // _SHORTEST_ENTRY + 1), np.int64)
@@ -45,12 +48,12 @@ def read_index(source: Source, window_bytes: int = WINDOW_BYTES) -> tuple[Intege
         count = _find_entries(
             address(buffer), len(window), int(is_last), address(found[0]), address(found[1]), address(end)
         )
-        if not count or (is_last and place + int(end[0]) > size):
-            raise SSTableError(file, place + int(end[0]), "the file ends within an entry", DAMAGED)
-        parts.append(found[:, :count].copy())
+        if not count or place + int(end[0]) > size:
+            raise SSTableError(file, place, "what follows is not whole entries up to the end of the file", DAMAGED)
+        parts.append(found[:, :count:step].copy())
         place += int(end[0])
     tokens, positions = np.concatenate(parts, axis=1)
-    return tokens, tokens, positions
+    return tokens, tokens, positions, step
 
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]

@@ -1,4 +1,4 @@
-"""Names of SSTables' files, and the complete SSTables among files.
+"""Names of SSTables' files, and the complete SSTables among files (docs/formats.md, 9.1).
 
 The files of an SSTable are ``<version>-<id>-<format>-<component>``, in
 ``<keyspace>/<table>-<32 hex digits>/[snapshots/<tag>/|backups/][.<index>/]`` (C: io/sstable/Descriptor).
@@ -25,6 +25,7 @@ _OLD_NAME = re.compile(r"(?:tmp(?:link)?-)?(?:\w+-\w+-)?[a-l][a-z]-\d+-(?:big-)?
 _TABLE_FOLDER = re.compile(r"(?P<table>\w+)-(?P<id>[0-9a-f]{32})")
 _TRANSACTION = re.compile(r"[a-z]{2}_txn_\w+_[0-9a-z_-]+\.log")
 _OTHERS = ("snapshots", "backups")
+_COPIES = "holds SSTables of the folder above it again: name this folder itself to read them"
 
 
 @dataclass(frozen=True)
@@ -103,8 +104,8 @@ def parse_path(path: str) -> tuple[Descriptor, str] | None:
         return None
     if (match["format"], match["version"]) not in VERSIONS:
         raise _unknown(path, f"has the unknown version {match['version']} of format {match['format']}")
-    folder = "" if str(parts.parent) == "." else str(parts.parent)
-    return Descriptor(match["version"], match["id"], match["format"], folder, *_table_of(parts.parent)), match["part"]
+    location = _text(parts.parent), *_table_of(parts.parent)
+    return Descriptor(match["version"], match["id"], match["format"], *location), match["part"]
 
 
 def find_sstables(paths: Iterable[str], read: Callable[[str], bytes]) -> FoundSSTables:
@@ -126,15 +127,18 @@ def find_sstables(paths: Iterable[str], read: Callable[[str], bytes]) -> FoundSS
         if reason := _skipped_folder(parts.parent):
             left_out.setdefault(*reason)
         elif _TRANSACTION.fullmatch(parts.name):
-            changing.setdefault(str(parts.parent), parts.name)
+            changing.setdefault(_text(parts.parent), parts.name)
         elif found := parse_path(path):
             sets.setdefault(found[0], set()).add(found[1])
-    for folder in _with_copies({str(PurePosixPath(one.folder)) for one in sets}):
-        sets = {one: components for one, components in sets.items() if not _is_below(one.folder, folder)}
-        left_out[folder] = "holds SSTables of the folder above it again: name this folder itself to read them"
+    copies = _copies({one.folder for one in sets})
+    outer = sorted(set(copies.values()))
+    left_out = {path: reason for path, reason in left_out.items() if not _is_below(path, outer)}
+    left_out |= dict.fromkeys(
+        outer, "holds SSTables of the folder above it again: name this folder itself to read them"
+    )
     whole: dict[Descriptor, frozenset[str]] = {}
-    for one in sorted(sets, key=_order):
-        log = changing.get(str(PurePosixPath(one.folder)))
+    for one in sorted((one for one in sets if one.folder not in copies), key=_order):
+        log = changing.get(one.folder)
         reason_out = f"{log} says that the node was just replacing SSTables here: read a snapshot" if log else None
         reason_out = reason_out or _incomplete(one, sets[one], read)
         if reason_out:
@@ -174,18 +178,22 @@ def _is_table(folder: PurePosixPath) -> bool:
     return bool(_table_of(folder)[1]) or folder.name in _OTHERS or folder.parent.name == "snapshots"
 
 
-def _with_copies(folders: set[str]) -> list[str]:
-    """Return the folders ``snapshots`` and ``backups`` that lie beside SSTables."""
-    found = set()
+def _copies(folders: set[str]) -> dict[str, str]:
+    """Return the folders that lie in ``snapshots`` or ``backups`` beside SSTables; and these two, for each."""
+    found = {}
     for folder in folders:
         for parent in (PurePosixPath(folder), *PurePosixPath(folder).parents):
-            if parent.name in _OTHERS and str(parent.parent) in folders:
-                found.add(str(parent))
-    return sorted(found)
+            if parent.name in _OTHERS and _text(parent.parent) in folders:
+                found[folder] = str(parent)
+    return found
 
 
-def _is_below(folder: str, above: str) -> bool:
-    return folder == above or folder.startswith(above + "/")
+def _is_below(path: str, folders: Iterable[str]) -> bool:
+    return any(path.startswith(f"{folder}/") for folder in folders)
+
+
+def _text(folder: PurePosixPath) -> str:
+    return "" if str(folder) == "." else str(folder)
 
 
 def _order(descriptor: Descriptor) -> tuple[str, int, str, str]:

@@ -24,6 +24,9 @@ from ringsync.formats.sstable.source import Source
 from ringsync.formats.sstable.tries import read_trie
 from ringsync.ring.tokens import TokenRange
 
+MOST_PARTITIONS = 2**20
+"""Number of partitions that are remembered: 24 MB."""
+
 
 @dataclass(frozen=True)
 class Partitions:
@@ -33,6 +36,7 @@ class Partitions:
     :ivar highest: int64[n]: the same, or the highest token with these bits
     :ivar positions: int64[n]: uncompressed position of each in Data.db
     :ivar length: uncompressed bytes of Data.db
+    :ivar step: one of so many partitions is known
     :ivar token_at: function from position to the token of the partition there; None: Data.db cannot be read there
     """
 
@@ -40,6 +44,7 @@ class Partitions:
     highest: Integers
     positions: Integers
     length: int
+    step: int
     token_at: Callable[[int], int | None]
 
     def __len__(self) -> int:
@@ -49,17 +54,20 @@ class Partitions:
         """Return the parts of Data.db with the partitions of a token range: first byte, and the one after the last.
 
         :returns: at most two parts, the second one of a range that wraps around; none that is empty. A partition that
-            may belong to the range, but cannot be read, is included
+            may belong to the range, but cannot be read, is included; and where only some partitions are known, others
+            around the range are, too
         """
         parts = []
         for part in wanted.unwrap():
             first, end = self._after(part.start, 0), self._after(part.end, 1)
+            if self.step > 1:
+                first = max(first - 1, 0)
             if first < end:
                 parts.append((int(self.positions[first]), self._position(end)))
         return tuple(parts)
 
     def behind(self, position: int) -> int:
-        """Return the position of the first partition that begins at a position or behind it; at the end: ``length``."""
+        """Return the position of the first known partition at a position or behind it; at the end: ``length``."""
         return self._position(int(np.searchsorted(self.positions, position)))
 
     def _position(self, number: int) -> int:
@@ -79,17 +87,18 @@ class Partitions:
         return number
 
 
-def read_partitions(source: Source, data: DataFile) -> Partitions:
-    """Read where all partitions of an SSTable are.
+def read_partitions(source: Source, data: DataFile, most: int = MOST_PARTITIONS) -> Partitions:
+    """Read where the partitions of an SSTable are.
 
     :param data: its Data.db
+    :param most: number of partitions that are remembered at most, about; of more only some are
     :raises SSTableError: the index is missing or damaged
     """
     is_trie = source.descriptor.format == "bti"
-    lowest, highest, positions = read_trie(source) if is_trie else read_index(source)
+    lowest, highest, positions, step = (read_trie if is_trie else read_index)(source, most)
     file = source.descriptor.path(PARTITIONS if is_trie else INDEX)
     _check(file, lowest, highest, positions, data.length)
-    return Partitions(lowest, highest, positions, data.length, lambda position: _token_at(data, position))
+    return Partitions(lowest, highest, positions, data.length, step, lambda position: _token_at(data, position))
 
 
 def _check(file: str, lowest: Integers, highest: Integers, positions: Integers, length: int) -> None:

@@ -30,7 +30,7 @@ from ringsync.schema.table import Column, ColumnKind, TableSchema
 
 UNKNOWN_KEYSPACE, UNKNOWN_TABLE, UNKNOWN_ID = "keyspace", "table", "0" * 32
 """What a path that does not say them is called by (C: tools/Util.metadataFromSSTable)."""
-_KINDS: tuple[ColumnKind, ...] = ("partition_key", "clustering", "static", "regular")
+_VALUE_KINDS: tuple[ColumnKind, ...] = ("static", "regular")
 _ONE_TABLE = "name only SSTables of one table"
 _SCHEMA_ADVICE = "give the schema of this very table, as it is now: schema.cql of a snapshot of the same time has it"
 _WIDER = {"text": ("ascii",), "uuid": ("timeuuid",), "bigint": ("timestamp",), "varint": ("int", "bigint")}
@@ -67,8 +67,8 @@ def schema_of(descriptor: Descriptor, header: Header) -> TableSchema:
 
 
 def schema_of_all(sstables: Sequence[tuple[Descriptor, Header]]) -> TableSchema:
-    """Make a table of what several SSTables of it say, see :func:`schema_of`. Where user-defined types
-    got fields in between, the later type counts.
+    """Make a table of what several SSTables of it say, see :func:`schema_of`. Where a user-defined type got fields in
+    between, the type with these fields counts.
 
     :param sstables: at least one
     :raises SSTableError: the name of a column is not UTF-8, or the SSTables are not of one table
@@ -86,14 +86,14 @@ def schema_of_all(sstables: Sequence[tuple[Descriptor, Header]]) -> TableSchema:
                 problem = f"{name} is {cql_type}{' DESC' * descending}, and {before}{' DESC' * descended} in others"
                 raise SSTableError(file, None, problem, _ONE_TABLE)
             found[kind, name] = (before if _fits(cql_type, before) else cql_type), descending
-    taken = {name for kind, name in found if kind in ("static", "regular")}
-    ordered = sorted(found.items(), key=lambda item: (_KINDS.index(item[0][0]), _order(*item[0])))
-    columns = [
-        Column(name if kind in ("static", "regular") else _free(name, taken), kind, cql_type, descending)
-        for (kind, name), (cql_type, descending) in ordered
+    taken = {name for kind, name in found if kind in _VALUE_KINDS}
+    key_columns = [
+        Column(_free(name, taken), kind, *found[kind, name]) for kind, name in found if kind not in _VALUE_KINDS
     ]
+    values = sorted((_VALUE_KINDS.index(kind), name.encode(), name) for kind, name in found if kind in _VALUE_KINDS)
+    value_columns = [Column(name, _VALUE_KINDS[kind], *found[_VALUE_KINDS[kind], name]) for kind, _, name in values]
     names = (first.keyspace or UNKNOWN_KEYSPACE, first.table or UNKNOWN_TABLE, first.table_id or UNKNOWN_ID)
-    return TableSchema(*names, tuple(columns))
+    return TableSchema(*names, (*key_columns, *value_columns))
 
 
 def file_columns(descriptor: Descriptor, header: Header, table: TableSchema) -> FileColumns:
@@ -135,12 +135,6 @@ def _facts(header: Header, file: str) -> Iterator[tuple[ColumnKind, str, CqlType
 def _columns_of(header: Header) -> Iterator[tuple[ColumnKind, HeaderColumn]]:
     yield from (("static", column) for column in header.static)
     yield from (("regular", column) for column in header.regular)
-
-
-def _order(kind: ColumnKind, name: str) -> tuple[int, bytes]:
-    """Sort the columns of a key by their numbers, others by their names."""
-    number = int("0" + name.strip("abcdefghijklmnopqrstuvwxyz_")) if kind in ("partition_key", "clustering") else 0
-    return number, name.encode()
 
 
 def _name(column: HeaderColumn, file: str) -> str:

@@ -6,14 +6,18 @@ This is what a bootstrap and ``inspect`` read: as many SSTables and replicas as 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
+import numpy as np
 import pyarrow as pa
 
 from ringsync.changes.reconcile.streams import MergedPart, Stream, merge_streams
+from ringsync.compiled.arrow import integers
 from ringsync.formats.rows.state import Capacity
+from ringsync.formats.sstable.cursor import DAMAGED
 from ringsync.formats.sstable.data import DataFile, Loss
+from ringsync.formats.sstable.errors import SSTableError
 from ringsync.formats.sstable.partitions import Partitions, read_partitions
 from ringsync.formats.sstable.reader import Layout, SSTableRows, layout_of, read_rows
 from ringsync.formats.sstable.source import Source
@@ -35,12 +39,13 @@ class Part:
     """The partitions of an SSTable in a token range that does not wrap around.
 
     :ivar first: position of the first one in the uncompressed data; ``end``: position behind the last one
-    :ivar lowest_token: no partition of the part has a lower token
+    :ivar is_exact: whether no other partitions lie between these positions
     """
 
+    tokens: TokenRange
     first: int
     end: int
-    lowest_token: int
+    is_exact: bool
 
 
 @dataclass(frozen=True)
@@ -66,17 +71,33 @@ class SSTable:
         """Find the partitions of a token range: at most two parts."""
         for tokens in wanted.unwrap():
             for first, end in self.partitions.positions_of(tokens):
-                yield Part(first, end, tokens.start)
+                yield Part(tokens, first, end, self.partitions.step == 1)
 
     def rows(self, part: Part, capacity: Capacity | None = None) -> Iterator[SSTableRows]:
         """Read the rows of a part.
 
         :param capacity: capacity of a batch
-        :raises SSTableError: a file is missing or damaged, so that nothing can be read
+        :raises SSTableError: a file is missing or damaged, so that nothing can be read; or a row has another token than
+            the index says, which has no checksum
         """
         data = DataFile(self.source)
         # The index is read only where something is lost, or where it was needed to find the part.
-        yield from read_rows(data, self.layout, part.first, part.end, lambda at: self.partitions.behind(at), capacity)
+        for batch in read_rows(
+            data, self.layout, part.first, part.end, lambda at: self.partitions.behind(at), capacity
+        ):
+            tokens = integers(batch.rows["token"])
+            inside = (tokens > part.tokens.start) & (tokens <= part.tokens.end)
+            if inside.all():
+                yield batch
+                continue
+            if part.is_exact:
+                row = int(np.argmin(inside))
+                position = int(integers(batch.rows["position"])[row])
+                problem = (
+                    f"at {position:,} is the token {tokens[row]}, but by the index the range {part.tokens} is here"
+                )
+                raise SSTableError(data.file, None, problem, DAMAGED)
+            yield replace(batch, rows=batch.rows.filter(pa.array(inside)))
 
 
 def open_sstable(source: Source, table: TableSchema, shown: TableSchema | None = None) -> SSTable:
@@ -114,7 +135,7 @@ def merged_rows(
 
         return batches
 
-    return merge_streams([Stream(part.lowest_token, opening(sstable, part)) for sstable, part in parts], table)
+    return merge_streams([Stream(part.tokens.start, opening(sstable, part)) for sstable, part in parts], table)
 
 
 def capacity_of(size: int) -> Capacity:

@@ -1,6 +1,6 @@
 """Statistics.db: the types and delta bases that Data.db needs, and what is known of the SSTable's content.
 
-C: io/sstable/metadata/MetadataSerializer, StatsMetadata; db/SerializationHeader.Component.
+See docs/formats.md, 9.3; C: io/sstable/metadata/MetadataSerializer, StatsMetadata; db/SerializationHeader.Component.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Partitions.db: a trie of the partitions of an SSTable of the format ``bti``; and the keys of Rows.db.
 
 Its keys are ``40, token with the sign bit flipped, 40, …``, each only as far as it differs from all others. A child
-lies before its parent in the file. C: io/tries/TrieNode, io/sstable/format/bti/PartitionIndex, TrieIndexEntry;
-io/util/SizedInts.
+lies before its parent in the file. See docs/formats.md, 9.5; C: io/tries/TrieNode, io/util/SizedInts,
+io/sstable/format/bti/PartitionIndex and TrieIndexEntry.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from ringsync.formats.sstable.names import PARTITIONS, ROWS
 from ringsync.formats.sstable.source import Source
 
 FOOTER_BYTES = 24
+_SMALLEST_LEAF = 2
 _COMPONENT = 0x40
 _DEEPEST = 2 * 0xFFFF + 64
 """Bytes of the longest key: each byte of a partition key may be escaped."""
@@ -44,10 +45,12 @@ _PROBLEMS = {
 }
 
 
-def read_trie(source: Source) -> tuple[Integers, Integers, Integers]:
+def read_trie(source: Source, most: int) -> tuple[Integers, Integers, Integers, int]:
     """Read a Partitions.db, and the keys of the partitions in Rows.db.
 
-    :returns: int64[n]: lowest and highest token that each partition may have; positions in Data.db
+    :param most: number of partitions to return at most, about
+    :returns: int64[n]: lowest and highest token that each partition may have; positions in Data.db;
+        step: one of so many partitions is returned
     :raises SSTableError: a file is missing or damaged
     """
     file, content = source.descriptor.path(PARTITIONS), source.read(PARTITIONS)
@@ -56,11 +59,12 @@ def read_trie(source: Source) -> tuple[Integers, Integers, Integers]:
     footer = Cursor(content, file, max(len(content) - FOOTER_BYTES, 0))
     first_and_last, count, root = footer.i64(), footer.i64(), footer.i64()
     nodes = min(first_and_last, len(content))
-    if not 0 <= root < nodes or not 0 < count <= nodes:
+    if not 0 <= root < nodes or not 0 < count <= nodes // _SMALLEST_LEAF:
         problem = f"{count:,} partitions below a root at byte {root:,} are not possible"
         raise SSTableError(file, len(content) - FOOTER_BYTES, problem, DAMAGED)
     buffer = padded(content)
-    partitions = np.empty((count, _PARTITION_WORDS), np.int64)
+    step = -(-count // most)
+    partitions = np.empty((-(-count // step), _PARTITION_WORDS), np.int64)
     levels = np.empty((min(_DEEPEST, nodes) + 2, _LEVEL_WORDS), np.int64)
     found = np.zeros(2, np.int64)
     _walk(
@@ -68,6 +72,7 @@ def read_trie(source: Source) -> tuple[Integers, Integers, Integers]:
         nodes,
         root,
         count,
+        step,
         address(levels),
         len(levels),
         address(partitions),
@@ -82,7 +87,7 @@ def read_trie(source: Source) -> tuple[Integers, Integers, Integers]:
     free = (1 << np.minimum(64 - known, 63)) - 1
     lowest = bits ^ np.int64(-(2**63))
     highest = np.where(known == 0, np.int64(2**63 - 1), lowest | free)
-    return _with_rows(source, lowest, highest, values)
+    return *_with_rows(source, lowest, highest, values), step
 
 
 def _with_rows(
@@ -234,12 +239,12 @@ def _problem(place: int, distance: int, transition: int, depth: int, depth_room:
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def _walk(
-    start: int, size: int, root: int, room: int, levels: int, depth_room: int, partitions: int, found: int
+    start: int, size: int, root: int, room: int, step: int, levels: int, depth_room: int, partitions: int, found: int
 ) -> None:
     """Walk through a trie in the order of its keys.
 
     :param start: address of the trie; ``size``: its bytes; ``root``: place of its root
-    :param room: number of partitions
+    :param room: number of partitions; one of ``step`` is written
     :param levels: address of int64[depth_room, 3]: place of a node, its next child, bits of the token so far
     :param partitions: address of int64[room, 3]: first bits of the token, the others are 0; number of these bits;
         payload
@@ -264,11 +269,12 @@ def _walk(
                 status = _TOO_MANY
                 continue
             if payload > 0:
-                has_hash = (load8(p) >> 3) & 1
-                partition = partitions + 8 * _PARTITION_WORDS * count
-                store64(partition, token)
-                store64(partition + 8, 8 * min(max(depth - 1, 0), 8))
-                store64(partition + 16, _payload(p + node_bytes + has_hash, payload - has_hash))
+                if count % step == 0:
+                    has_hash = (load8(p) >> 3) & 1
+                    partition = partitions + 8 * _PARTITION_WORDS * (count // step)
+                    store64(partition, token)
+                    store64(partition + 8, 8 * min(max(depth - 1, 0), 8))
+                    store64(partition + 16, _payload(p + node_bytes + has_hash, payload - has_hash))
                 count += 1
             index = 0
         store64(level + 8, index + 1)

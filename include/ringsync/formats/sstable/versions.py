@@ -1,4 +1,7 @@
-"""The versions of SSTables, and in what their files differ (C: BigFormat.BigVersion, BtiFormat.BtiVersion)."""
+"""The versions of SSTables, and in what their files differ.
+
+See docs/formats.md, 9.2; C: BigFormat.BigVersion, BtiFormat.BtiVersion.
+"""
 
 from __future__ import annotations
 
