@@ -106,3 +106,16 @@ def test_a_report_of_one_table_bears_its_name() -> None:
     (rows,) = report_metrics(report)
     assert (rows.name, rows.kind, rows.value) == ("ringsync.bootstrap_scan.rows", "counter", 5)
     assert rows.tags == {"application": "bootstrap_scan", "table": "shop.orders"}
+
+
+def test_of_several_tables_nothing_is_counted_twice() -> None:
+    tables = {"shop.a": {"rows": 3}, "shop.b": {"rows": 4}}
+    failed = {"shop.c": {"error": "no rights", "exit_code": 3}}
+    sums = {"rows": 7, "tables_done": 2, "tables_failed": 1, "failed": failed}
+    found = report_metrics({"application": "bootstrap_scan", "tables": tables, **sums})
+    assert {(one.name, one.tags.get("table"), one.value) for one in found} == {
+        ("ringsync.bootstrap_scan.rows", "shop.a", 3),
+        ("ringsync.bootstrap_scan.rows", "shop.b", 4),
+        ("ringsync.bootstrap_scan.tables_done", None, 2),
+        ("ringsync.bootstrap_scan.tables_failed", None, 1),
+    }

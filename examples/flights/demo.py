@@ -13,9 +13,10 @@ import os
 import shutil
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -57,8 +58,8 @@ CACHE = PROJECT / ".cache"
 NEEDED_BYTES = 3 * 2**30
 NODE = NodeSettings(address="127.0.0.1", native_port=29042, storage_port=27000, jmx_port=27199, cluster_name="demo")
 AIRFLOW_PORT = 28080
-PARALLELISM = 6
-"""Number of tasks at once: the four loops of the sync, the steps of a run, and one to spare."""
+PARALLELISM = 10
+"""Number of tasks at once: six loops of the sync work all the time, and leave the others to bootstraps and merges."""
 REPLICATED = tuple(table for table in TABLES if table != "route_counts")
 """The tables to copy, in one run. Copy the counters yourself: trigger `flights.route_counts` in the UI."""
 POLL_S = 3.0
@@ -142,17 +143,26 @@ def _demo(console: Console, servers: contextlib.ExitStack) -> int:
 
 
 def told(console: Console, what: str, work: Callable[..., Result], *arguments: Any) -> Result:
-    """Do some work, and say what it is and how long it takes: nobody waits without knowing why."""
-    began = said = time.monotonic()
-    with ThreadPoolExecutor(1) as pool, console.status(what) as status:
-        done = pool.submit(work, *arguments)
-        while not wait([done], POLL_S).done:
+    """Do some work, while a thread says what it is and how long it takes: nobody waits without knowing why."""
+    began, over = time.monotonic(), threading.Event()
+
+    def tell() -> None:
+        said = began
+        while not over.wait(1.0):
             now = time.monotonic()
             status.update(f"{what}: {now - began:.0f} s")
             if not console.is_terminal and now - said >= LINE_S:
                 said = now
                 console.print(f"{what}: {now - began:.0f} s")
-        result = done.result()
+
+    with console.status(what) as status:
+        teller = threading.Thread(target=tell, daemon=True)
+        teller.start()
+        try:
+            result = work(*arguments)
+        finally:
+            over.set()
+            teller.join()
     if time.monotonic() - began >= POLL_S:
         console.print(f"{what}: done in {time.monotonic() - began:.0f} s")
     return result
@@ -178,12 +188,19 @@ def start_sync(config: Config, console: Console) -> None:
     store, begun_ms = store_of(config), time.time() * 1000
     cdcservice("start")
     wanted = set(expected_loops(config.sync.queues))
+    told(console, "Waiting until the loops of the sync run, each a Spark of its own", wait_for, store, wanted, begun_ms)
+
+
+def wait_for(store: ObjectStore, loops: set[str], begun_ms: float) -> None:
+    """Wait until all these loops have given a sign of life since a moment.
+
+    :raises ServerError: one does not
+    """
     end = time.monotonic() + SYNC_STARTS_WITHIN_S
-    with console.status("The loops of the sync start"):
-        while missing := wanted - {loop for loop, status in read_statuses(store).items() if status["at_ms"] > begun_ms}:
-            if time.monotonic() > end:
-                raise ServerError(f"no sign of life of {', '.join(sorted(missing))}: see their logs in the Airflow UI")
-            time.sleep(1)
+    while missing := loops - {loop for loop, status in read_statuses(store).items() if status["at_ms"] > begun_ms}:
+        if time.monotonic() > end:
+            raise ServerError(f"no sign of life of {', '.join(sorted(missing))}: see their logs in the Airflow UI")
+        time.sleep(1)
 
 
 def forget_interrupted(airflow: Airflow) -> None:
@@ -241,6 +258,8 @@ def load_flights(node: CassandraNode, console: Console) -> None:
     try:
         with Bar(console=console, transient=True, disable=not console.is_terminal) as bar:
             task = bar.add_task("Loading 336,776 flights", total=None)
+            if not console.is_terminal:
+                console.print("Loading 336,776 flights into Cassandra, a minute or so")
             session = cluster.connect()
             rows = load(session, progress=lambda done, total: bar.update(task, completed=done, total=total))
         begin_segments(session, KEYSPACE)
@@ -284,11 +303,12 @@ def copy_while_writing(config: Config, session: Any, console: Console) -> Outcom
         raise ServerError(f"changes could not be written: {type(writer.error).__name__}: {writer.error}")
     written, written_until_ms = sum(writer.written.values()), int(time.time() * 1000) + LOG_SYNC_MS
     console.print(f"{written:,} changes were written, now they are published")
-    store = store_of(config)
-    with console.status("") as status:
-        waited = wait_until_published(
-            store, config.sync, written_until_ms, PUBLISHED_WITHIN_S, kafka=config.kafka is not None, tell=status.update
-        )
+    store, kafka = store_of(config), config.kafka is not None
+    waited = told(
+        console,
+        f"Waiting until the windows of {WINDOW_MS // 1000} s have closed, and all is published",
+        lambda: wait_until_published(store, config.sync, written_until_ms, PUBLISHED_WITHIN_S, kafka=kafka),
+    )
     verification = run_all(config, "replica_verify", {}, console, "Verify")
     return Outcome(bootstrap, verification, written, published_since(store, began_ms), waited.left)
 

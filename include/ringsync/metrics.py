@@ -191,7 +191,10 @@ def report_metrics(report: Mapping[str, Any]) -> list[Reported]:
     tags = {"application": str(report["application"])}
     if report.get("table") and report.get("keyspace"):
         tags["table"] = f"{report['keyspace']}.{report['table']}"
-    return list(_reported(report, f"ringsync.{report['application']}", tags))
+    # Of several tables the counters are told table by table: their sums would count all twice.
+    summed = COUNTED if "tables_done" in report else frozenset()
+    told = {name: value for name, value in report.items() if name not in summed}
+    return list(_reported(told, f"ringsync.{report['application']}", tags))
 
 
 def _reported(document: Mapping[str, Any], name: str, tags: Mapping[str, str]) -> Iterator[Reported]:

@@ -17,10 +17,20 @@ from ringsync.cluster.schema import read_table
 from ringsync.config import load_config
 from ringsync.state.session import StateSession
 from ringsync.steps.application import ExitCode
+from ringsync.steps.bootstrap.plan import plans_of
 from ringsync.wiring import store_of
 from servers.cassandra import CassandraNode, NodeSettings
-from tests.chaos.applications import finished, started
-from tests.chaos.bootstraps import change_conf, check, load_partitions, progress_of, scan_report, write_conf
+from tests.chaos.applications import finished, session_of, started
+from tests.chaos.bootstraps import (
+    change_conf,
+    check,
+    committed_rows,
+    load_partitions,
+    progress_of,
+    scan_report,
+    write_conf,
+)
+from tests.chaos.processes import command_of
 
 pytestmark = [pytest.mark.server, pytest.mark.spark]
 
@@ -61,8 +71,8 @@ def test_one_fails_and_a_kill_costs_nothing(
         os.kill(process.pid, signal.SIGKILL)
         process.wait(60)
     # Without the killed driver nothing is committed any more.
-    ledger = session.execute("SELECT rows FROM cdc.bootstrap_range")
-    assert 2 * rows <= (done := sum(row.rows or 0 for row in ledger)) < 5 * rows
+    plans = plans_of(store_of(load_config(conf)), "six").values()
+    assert 2 * rows <= (done := sum(committed_rows(conf, plan.bootstrap.id) for plan in plans)) < 5 * rows
     change_conf(conf, limits={})
     assert finished(log, STEPS[1], conf, wanted, "six") == ExitCode.OK, log.read_text()[-3000:]
     scan = scan_report(conf, "six")
@@ -81,6 +91,34 @@ def test_one_fails_and_a_kill_costs_nothing(
     again = f"{keyspace}.t3,{keyspace}.t4"
     assert [finished(log, step, conf, again, "again") for step in STEPS] == [0, 0, 0, 0], log.read_text()[-3000:]
     assert states(session, keyspace) == {f"t{n}": "completed" for n in range(6)}
+
+
+def test_a_worker_that_dies_costs_nothing(
+    cassandra: CassandraNode, session: Any, keyspace: str, tmp_path: Path
+) -> None:
+    """Spark ends the job of all tables then. What was committed stays, and what was left is read in the next wave."""
+    log, rows = tmp_path / "log", 3000
+    sections = {"scan": {"commit_interval_s": 0.3}, "cassandra": {"page_size": 100}, "limits": {"rows_per_s": 1000}}
+    conf = write_conf(tmp_path, [cassandra], **sections)
+    for number in range(3):
+        name = f"{keyspace}.w{number}"
+        session.execute(f"CREATE TABLE {name} (id int, seq int, v int, PRIMARY KEY (id, seq))")
+        load_partitions(session, name, range(rows // 10), 10)
+    wanted = f"{keyspace}.w?"
+    assert finished(log, STEPS[0], conf, wanted, "dies") == ExitCode.OK, log.read_text()[-3000:]
+    with started(log, STEPS[1], conf, wanted, "dies") as process:
+        while progress_of(conf, "dies").ranges_done < 3:
+            assert process.poll() is None, log.read_text()[-3000:]
+            time.sleep(0.1)
+        forked = [pid for pid in session_of(process.pid) if "ringsync.spark_daemon" in command_of(pid)]
+        os.kill(max(forked), signal.SIGKILL)  # the daemon is the first of them
+        change_conf(conf, limits={})
+        assert process.wait(180) == ExitCode.OK, log.read_text()[-3000:]
+    assert "a Spark task failed" in log.read_text()
+    scan = scan_report(conf, "dies")
+    assert (scan["tables_done"], scan["rows_read"], scan["rows_discarded"]) == (3, 3 * rows, 0)
+    for number in range(3):
+        check(conf, f"{keyspace}.w{number}", session, scan["tables"][f"{keyspace}.w{number}"], rows)
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import pyarrow as pa
 from ringsync.images.schema import row_image_schema
 from ringsync.replica.base import base_folder, changes_folder, replace_base, replica_folder
 from ringsync.replica.changes import VERSION, ReplicaState, append_pass, changes_schema, replica_state
-from ringsync.replica.checksum import PARTIAL_CHECKSUMS, check_boundaries, partial_checksums, sum_up
+from ringsync.replica.checksum import CHECKSUM_FIELDS, check_boundaries, partial_checksums, sum_up
 from ringsync.replica.data_files import DataFileWriter
 from ringsync.replica.delta_log import DataFile, read_snapshot
 from ringsync.schema.table import TableSchema
@@ -89,6 +89,9 @@ def write_pass(store: Path, table: TableSchema, rows: pa.Table, number: int) -> 
     return append_pass(LocalStore(store), table, number, files, NOW_MS, seen=seen)
 
 
+PARTIAL = ", ".join(f"`{name}` bigint" for name in ("range", *CHECKSUM_FIELDS))
+
+
 def checksums_of(rows: DataFrame, table: TableSchema, boundaries: Sequence[int]) -> pa.Table:
     """The checksums of rows as the view of a replica shows them (:func:`ringsync.replica.view.live`)."""
     edges = check_boundaries(boundaries)
@@ -96,4 +99,4 @@ def checksums_of(rows: DataFrame, table: TableSchema, boundaries: Sequence[int])
     def checksum(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield partial_checksums(batches, table, edges)
 
-    return sum_up(rows.mapInArrow(checksum, PARTIAL_CHECKSUMS).toArrow(), edges)
+    return sum_up(rows.mapInArrow(checksum, PARTIAL).toArrow(), edges)

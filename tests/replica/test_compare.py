@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,14 @@ from pyspark.sql import DataFrame, SparkSession
 from ringsync.cql.types import ListType, MapType, Native, SetType, UserType
 from ringsync.images.differences import Difference
 from ringsync.images.schema import row_image_schema
-from ringsync.replica.compare import Comparison, compare_ranges, repair
+from ringsync.replica.compare import (
+    Comparison,
+    compare_ranges,
+    compare_rows,
+    comparison,
+    differing_ranges,
+    repair,
+)
 from ringsync.replica.table import ReplicaTable, token_condition
 from ringsync.replica.view import live
 from ringsync.schema.table import Column, TableSchema
@@ -82,7 +90,20 @@ def compared(spark: SparkSession, source: list[Row], replica: DataFrame, **optio
         return lambda ranges: side.where(token_condition(ranges))
 
     sums = [checksums_of(side, TABLE, BOUNDARIES) for side in (there, here)]
-    return compare_ranges(*sums, of(there), of(here), BOUNDARIES, TABLE, **options)
+    found = compare_ranges(*sums, of(there), of(here), BOUNDARIES, TABLE, **options)
+    check_in_memory(found, sums, there, here, options)
+    return found
+
+
+def check_in_memory(found: Comparison, sums: list[pa.Table], there: DataFrame, here: DataFrame, options: Any) -> None:
+    """What is compared in memory has the result that Spark has."""
+    ranges = differing_ranges(*sums, BOUNDARIES)
+    sides = [side.where(token_condition(ranges)).toArrow().to_batches() if ranges else [] for side in (there, here)]
+    again = comparison(*sums, ranges, [compare_rows(*sides, TABLE, **options)], options["limit"])
+    assert len(again.differences) == len(found.differences)
+    if len(found.differences) < options["limit"]:
+        assert set(map(repr, again.differences)) == set(map(repr, found.differences))
+    assert replace(again, differences=()) == replace(found, differences=())
 
 
 def planted(source: list[Row]) -> tuple[list[Row], dict[tuple[Any, ...], tuple[str | None, str | None]]]:

@@ -1,10 +1,13 @@
-"""Comparison of source and replica, and the repair: checksums of all token ranges, then the rows of unequal ranges."""
+"""Comparison of source and replica, and the repair: checksums of all token ranges, then the rows of unequal ranges.
+
+Rows are compared by Spark, or, if there are few, in memory (:func:`compare_rows`); both find the same.
+"""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -17,6 +20,7 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 from ringsync.images.differences import Difference, row_differences
 from ringsync.images.digests import canonical
 from ringsync.images.keys import binary_digests, comparable, key_digests
+from ringsync.images.live import live_schema
 from ringsync.images.schema import lake_names
 from ringsync.replica.checksum import CHECKSUM_FIELDS, check_boundaries
 from ringsync.replica.table import ReplicaTable, WriteResult, token_condition
@@ -79,25 +83,53 @@ def compare_ranges(
     :param limit: most differences to list; all are counted
     :raises ValueError: the boundaries are not two or more rising tokens
     """
+    ranges = differing_ranges(source_sums, replica_sums, boundaries)
+    lines: list[pa.RecordBatch] = []
+    if ranges:
+        joined = _join(read_source(ranges), read_replica(ranges), table, changed_after_us)
+        named = joined.mapInArrow(_naming(table, limit), "outcome string, kind string, number bigint, listed string")
+        lines = named.toArrow().to_batches()
+    return comparison(source_sums, replica_sums, ranges, lines, limit)
+
+
+def differing_ranges(
+    source_sums: pa.Table, replica_sums: pa.Table, boundaries: Sequence[int]
+) -> tuple[tuple[int, int], ...]:
+    """Return the token ranges (start, end] whose checksums differ; the arguments are those of :func:`compare_ranges`.
+
+    :raises ValueError: the boundaries are not two or more rising tokens
+    """
     edges = check_boundaries(boundaries)
     fields = ((source_sums[name].to_numpy(), replica_sums[name].to_numpy()) for name in CHECKSUM_FIELDS)
     differs = np.any([source != replica for source, replica in fields], axis=0)
-    ranges = tuple((int(edges[i]), int(edges[i + 1])) for i in np.flatnonzero(differs))
+    return tuple((int(edges[i]), int(edges[i + 1])) for i in np.flatnonzero(differs))
+
+
+def comparison(
+    source_sums: pa.Table,
+    replica_sums: pa.Table,
+    ranges: tuple[tuple[int, int], ...],
+    lines: Iterable[pa.RecordBatch],
+    limit: int,
+) -> Comparison:
+    """Make the result of a comparison.
+
+    :param ranges: the differing ranges
+    :param lines: what was found in them (:func:`compare_rows`)
+    :param limit: most differences to list; all are counted
+    """
     rows: Counter[str] = Counter(dict.fromkeys(OUTCOMES, 0))
     kinds: Counter[str] = Counter()
     differences: list[Difference] = []
-    if ranges:
-        joined = _join(read_source(ranges), read_replica(ranges), table, changed_after_us)
-        lines = joined.mapInArrow(_naming(table, limit), "outcome string, kind string, number bigint, listed string")
-        for line in lines.toArrow().to_pylist():
-            if line["listed"] is not None:
-                differences.append(Difference(**json.loads(line["listed"])))
-            elif line["outcome"] is not None:
-                rows[line["outcome"]] += line["number"]
-            else:
-                kinds[line["kind"]] += line["number"]
+    for line in (line for batch in lines for line in batch.to_pylist()):
+        if line["listed"] is not None:
+            differences.append(Difference(**json.loads(line["listed"])))
+        elif line["outcome"] is not None:
+            rows[line["outcome"]] += line["number"]
+        else:
+            kinds[line["kind"]] += line["number"]
     return Comparison(
-        ranges=len(edges) - 1,
+        ranges=source_sums.num_rows,
         differing_ranges=ranges,
         source_rows=pc.sum(source_sums["rows"]).as_py(),
         source_cells=pc.sum(source_sums["cells"]).as_py(),
@@ -107,6 +139,72 @@ def compare_ranges(
         differences_by_kind=dict(kinds),
         differences=tuple(differences[:limit]),
     )
+
+
+def compare_rows(
+    source: Iterable[pa.RecordBatch],
+    replica: Iterable[pa.RecordBatch],
+    table: TableSchema,
+    *,
+    changed_after_us: int,
+    limit: int,
+) -> pa.RecordBatch:
+    """Compare live rows of both sides in memory, without Spark; the meaning is that of :func:`compare_ranges`.
+
+    :param source, replica: rows as :func:`ringsync.images.live.shown_rows` yields them, of whole partitions
+    :returns: counts and listed differences, for :func:`comparison`
+    """
+    there, here = (_numbered(side, table) for side in (source, replica))
+    pairs = there.select(["key", "copy", "place"]).join(
+        here.select(["key", "copy", "place"]), ["key", "copy"], join_type="full outer", right_suffix="_here"
+    )
+    i, j = pairs["place"].combine_chunks(), pairs["place_here"].combine_chunks()
+    source_digests, replica_digests = there["digest"].take(i), here["digest"].take(j)
+    is_equal = pc.fill_null(pc.equal(source_digests, replica_digests), False)
+    changed = pc.fill_null(pc.greater(_newest_times(there["row"], table).take(i), changed_after_us), False)
+    outcome = pc.case_when(
+        pc.make_struct(is_equal, changed, pc.is_null(j), pc.is_null(i)),
+        "equal",
+        "changed_after",
+        "missing",
+        "extra",
+        "different",
+    )
+    rows = {"outcome": outcome, "source": there["row"].take(i), "replica": here["row"].take(j)}
+    batches = pa.table(rows).combine_chunks().to_batches()
+    (lines,) = _naming(table, limit)(iter(batches))
+    return lines
+
+
+def _numbered(rows: Iterable[pa.RecordBatch], table: TableSchema) -> pa.Table:
+    """Return ``key``, ``digest`` and ``row`` of rows, their ``place``, and ``copy``, their number in a key."""
+    nothing = pa.RecordBatch.from_pylist([], live_schema(table)).drop_columns(["#alive", "#static"])
+    batches = [_digested(batch, table) for batch in (nothing, *rows)]
+    found = pa.Table.from_batches(batches).combine_chunks()
+    order = pc.sort_indices(found.select(["key", "digest"]), [("key", "ascending"), ("digest", "ascending")])
+    keys = found["key"].combine_chunks().take(order)
+    places = np.arange(len(keys))
+    is_first = np.ones(len(keys), np.bool_)
+    is_first[1:] = pc.not_equal(keys[1:], keys[:-1]).to_numpy(zero_copy_only=False)
+    copies = np.empty(len(keys), np.int64)
+    copies[order.to_numpy()] = places - np.maximum.accumulate(np.where(is_first, places, 0))
+    return found.append_column("copy", pa.array(copies)).append_column("place", pa.array(places))
+
+
+def _newest_times(rows: pa.ChunkedArray, table: TableSchema) -> pa.Array:
+    """Return the greatest writetime of each row, null if it has none."""
+    row, names = rows.combine_chunks(), lake_names(table)
+    newest: pa.Array = pa.nulls(len(row), pa.int64())
+    for column in table.value_columns:
+        times = pc.struct_field(row, ["_cells", names[column.name], "writetime"])
+        if column.is_multicell:
+            flat = pa.table([pc.list_parent_indices(times), pc.list_flatten(times)], names=["row", "time"])
+            most = flat.group_by("row").aggregate([("time", "max")])
+            found = np.full(len(row), -1, np.int64)
+            found[most["row"].to_numpy()] = np.arange(most.num_rows)
+            times = most["time_max"].combine_chunks().take(pa.array(found, mask=found < 0))
+        newest = pc.max_element_wise(newest, times)
+    return newest
 
 
 def repair(
@@ -188,13 +286,16 @@ def _with_digests(live_rows: DataFrame, table: TableSchema) -> DataFrame:
 
     def add(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            batch = comparable(batch, table)
-            row = pa.StructArray.from_arrays(batch.columns, fields=list(batch.schema))
-            digests = [key_digests(batch, table), binary_digests(batch)]
-            yield pa.record_batch([*digests, row], names=["key", "digest", "row"])
+            yield _digested(batch, table)
 
     digest = [StructField("key", BinaryType()), StructField("digest", BinaryType())]
     return live_rows.mapInArrow(add, StructType([*digest, StructField("row", live_rows.schema)]))
+
+
+def _digested(batch: pa.RecordBatch, table: TableSchema) -> pa.RecordBatch:
+    batch = comparable(batch, table)
+    row = pa.StructArray.from_arrays(batch.columns, fields=list(batch.schema))
+    return pa.record_batch([key_digests(batch, table), binary_digests(batch), row], names=["key", "digest", "row"])
 
 
 def _naming(table: TableSchema, limit: int) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:

@@ -63,7 +63,7 @@ class Collector:
         self._done = list(ledger.ranges())
         self._rows_before = sum(done.rows for done in self._done)
         self._reading: dict[str, dict[str, float]] = {}  # what tasks have read and not yet committed
-        self._splits: set[str] = set()
+        self._splits: dict[str, int] = {}  # those that tasks are reading, with the rows committed of each
         self._samples: deque[tuple[float, int, float]] = deque()
         self.over = False
         self.rows_read = self.rows_committed = 0
@@ -86,7 +86,8 @@ class Collector:
         """Record a range that a task has read, with its files.
 
         :raises LostOwnershipError: another run has taken the bootstrap over
-        :raises StateError: the range overlaps with a recorded one: two tasks have read the same
+        :raises StateError: the range overlaps with a recorded one: two tasks have read the same; or the task's wave is
+            over: another task of it has died, and what was left is read by others
         """
         done = CommittedRange(
             TokenRange(message["start"], message["end"]),
@@ -94,6 +95,8 @@ class Collector:
             *(message["rows"], message["cells"], message["pages"], message["bytes"], message["outputs"]),
         )
         with self._lock:
+            if message["name"] not in self._splits:
+                raise StateError(f"the wave of split {message['name']} is over: others read what it has not committed")
             index = bisect.bisect(self._done, done.range.start, key=lambda known: known.range.start)
             before, after = self._done[index - 1 : index], self._done[index : index + 1]
             if any(known.range.end > done.range.start for known in before) or any(
@@ -106,6 +109,7 @@ class Collector:
                 self.fatal = error
                 raise
             self._done.insert(index, done)
+            self._splits[message["name"]] += done.rows
             self._reading.pop(message["name"], None)
         return {}
 
@@ -141,11 +145,13 @@ class Collector:
     def begin(self, splits: Iterable[str]) -> None:
         """Note the names of the splits that tasks begin to read: each ends, or the tasks die."""
         with self._lock:
-            self._splits = set(splits)
+            self._splits = dict.fromkeys(splits, 0)
 
     def gave_up(self, message: dict[str, Any]) -> dict[str, Any]:
         """Note that a task cannot go on with the table; an error of before is the cause."""
-        self.fatal = self.fatal or TaskFailedError(message["reason"], message["exit_code"])
+        with self._lock:
+            if message["name"] in self._splits:
+                self.fatal = self.fatal or TaskFailedError(message["reason"], message["exit_code"])
         return {}
 
     def ended(self, message: dict[str, Any]) -> bool:
@@ -154,7 +160,8 @@ class Collector:
         :returns: whether it was the last one, and all is committed
         """
         with self._lock:
-            self._splits.discard(message["name"])
+            if self._splits.pop(message["name"], None) is None:
+                return False
             self.rows_read += message["rows_read"]
             self.rows_committed += message["rows_committed"]
             if self._splits:
@@ -162,9 +169,13 @@ class Collector:
         return self.fatal is None and not self.left
 
     def forget_readers(self) -> None:
-        """Forget what tasks have read and not committed: no task is reading any more."""
+        """Forget what tasks have read and not committed: no task of this wave may commit any more."""
         with self._lock:
             self._reading.clear()
+            # Of tasks that have died nobody knows what else they had read.
+            died = sum(self._splits.values())
+            self.rows_read += died
+            self.rows_committed += died
             self._splits.clear()
 
     def estimate(self) -> tuple[int, float]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import secrets
 import shutil
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -65,12 +66,27 @@ LAKE_BYTES_PER_PAGE_BYTE = 1.5
 """Bytes of replica and stream for each byte of result pages; generous: both are compressed."""
 
 
+class Space:
+    """Adds up the bytes that tables need in the object store."""
+
+    def __init__(self) -> None:
+        self._needed = 0.0
+        self._lock = threading.Lock()
+
+    def with_table(self, forecast: Forecast) -> float:
+        """Return what all tables so far need, this one included."""
+        with self._lock:
+            self._needed += forecast.bytes * LAKE_BYTES_PER_PAGE_BYTE
+            return self._needed
+
+
 @dataclass(frozen=True)
 class Preparation:
     """What the tables of a run share.
 
     :ivar application: of the run
     :ivar permits: the limits of all forecasts together
+    :ivar space: the space that all of them need
     :ivar tables: number of tables
     """
 
@@ -78,6 +94,7 @@ class Preparation:
     shared: Shared
     state: states.BootstrapState
     permits: Limiter
+    space: Space
     now: int
     tables: int = 1
 
@@ -112,7 +129,7 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
             create_state(session, config)
     if not options.dry_run:
         clear_old(config, store, state)
-    preparation = Preparation(application, Shared(session, known), state, permits, now, len(tables))
+    preparation = Preparation(application, Shared(session, known), state, permits, Space(), now, len(tables))
     each(application.run, tables, partial(prepare_table, preparation), outcome)
     report, code = in_all(outcome, last=options.dry_run)
     return {**report, "dry_run": options.dry_run}, code
@@ -137,7 +154,7 @@ def prepare_table(preparation: Preparation, name: TableName) -> tuple[Report, Ex
     # The forecast selects: of servers before 5.0 only SSTables tell all times.
     selected = replace(scan, element_times=scan.element_times and mode == TOKEN_RANGE)
     forecast = read_a_little(config, store, selected, preparation.permits, preparation.tables)
-    check_space(store, scan, forecast)
+    check_space(store, scan, preparation.space.with_table(forecast), preparation.tables)
     specification = specify(application, scan)
     latest = state.find(*name)
     continued = None
@@ -420,19 +437,21 @@ def wait_until_free(state: states.BootstrapState, bootstrap: states.Bootstrap, r
     )
 
 
-def check_space(store: ObjectStore, scan: ScanPlan, forecast: Forecast) -> None:
+def check_space(store: ObjectStore, scan: ScanPlan, needed: float, tables: int = 1) -> None:
     """Refuse a bootstrap for which a local store has too little space.
 
+    :param needed: bytes for this table, and for those of the run that were checked before
+    :param tables: number of the run's tables
     :raises StepError: with the bytes needed and free
     """
-    needed = forecast.bytes * LAKE_BYTES_PER_PAGE_BYTE
     if store.url.startswith("file://"):
         folder = Path(store.url.removeprefix("file://"))
         free = shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
         if free < needed:
+            wanted = scan.table.full_name + (" and tables before it" if tables > 1 else "")
             raise StepError(
-                f"{store.url}: about {needed / 2**30:.1f} GiB are needed for {scan.table.full_name}, but "
-                f"{free / 2**30:.1f} GiB are free: make room, or set store.url to another place"
+                f"{store.url}: about {needed / 2**30:.1f} GiB are needed for {wanted}, but {free / 2**30:.1f} GiB are "
+                "free: make room, or set store.url to another place"
             )
 
 

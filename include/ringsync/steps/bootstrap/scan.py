@@ -12,6 +12,7 @@ as all of it is committed, while others are read. All that decides what is done 
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import secrets
 import socket
@@ -33,7 +34,7 @@ from ringsync.ring.tokens import TokenSet, fraction, intersection, subtract
 from ringsync.sources.scan.plan import split_to_json
 from ringsync.sources.scan.planning import cut
 from ringsync.state.bootstrap import COMPLETED, Bootstrap, BootstrapState
-from ringsync.steps.application import Application, ExitCode, Report, StepError, driver_host, plain
+from ringsync.steps.application import Application, ExitCode, Report, StepError, driver_host, plain, spark_is_gone
 from ringsync.steps.bootstrap.collect import Collector, handlers, reported
 from ringsync.steps.bootstrap.drain import cut_over
 from ringsync.steps.bootstrap.plan import SSTABLE, BootstrapPlan, plans_to_follow
@@ -255,12 +256,9 @@ def _read_wave(
     this: Run, wave: int, wanted: Sequence[TableScan], task: BootstrapTask, spark_context: Any, outcome: Outcome
 ) -> None:
     left = {scan.name: scan.collector.left for scan in wanted}
-    least = max(
-        1, -(-max(this.application.config.scan.min_splits, 2 * spark_context.defaultParallelism) // len(wanted))
-    )
-    began_s = time.monotonic()
+    splits = max(this.application.config.scan.min_splits, 2 * spark_context.defaultParallelism)
+    least, began_s = math.ceil(splits / len(wanted)), time.monotonic()
     sized: list[tuple[float, Piece]] = []
-    reading: list[TableScan] = []
     for scan in wanted:
         try:
             pieces, size = plan_pieces(this, wave, scan, left[scan.name], least, began_s)
@@ -271,32 +269,38 @@ def _read_wave(
         scan.collector.failed.clear()
         scan.collector.begin(piece.name for piece in pieces)
         sized += [(size / len(pieces), piece) for piece in pieces]
-        reading.append(scan)
     try:
-        groups = together(sized, spark_context.defaultParallelism)
-        if groups:
-            tasks = spark_context.parallelize(groups, len(groups))
-            tasks.foreachPartition(task)
+        if groups := together(sized, spark_context.defaultParallelism):
+            spark_context.parallelize(groups, len(groups)).foreachPartition(task)
     except Exception as error:
-        if outcome.alone and reading[0].collector.fatal is None:
+        if spark_is_gone(spark_context) or (outcome.alone and wanted[0].collector.fatal is None):
             raise
         # A worker has died, maybe for one table's rows. What is left of all is tried again, as after unread ranges.
         print(f"ringsync: warning: a Spark task failed: {plain(error)}", flush=True)
-    for scan in reading:
+    for scan in wanted:
         scan.collector.forget_readers()
-        if scan.collector.over:
-            continue
-        try:
-            if isinstance(scan.collector.fatal, Exception):
-                check_not_replaced(this.application.run, scan.collector.fatal)
-            check_schema(this.shared, scan.plan)
-            if scan.collector.fatal is not None:
-                raise scan.collector.fatal
-        except Exception as error:
-            check_not_replaced(this.application.run, error)
-            scan.collector.over = True
-            outcome.failed(scan.name, error)
-        scan.idle = scan.idle + 1 if scan.collector.left == left[scan.name] else 0
+        if not scan.collector.over:
+            _settle(this, scan, left[scan.name], outcome)
+
+
+def _settle(this: Run, scan: TableScan, left: TokenSet, outcome: Outcome) -> None:
+    """After a wave, note if a table has failed, or if nothing of it was read.
+
+    :param left: what was left of it before the wave
+    """
+    collector = scan.collector
+    try:
+        if collector.fatal is not None:
+            check_not_replaced(this.application.run, collector.fatal)
+        # A change of the schema is the cause of most other errors.
+        check_schema(this.shared, scan.plan)
+        if collector.fatal is not None:
+            raise collector.fatal
+    except Exception as error:
+        check_not_replaced(this.application.run, error)
+        collector.over = True
+        outcome.failed(scan.name, error)
+    scan.idle = scan.idle + 1 if collector.left == left else 0
 
 
 def plan_pieces(

@@ -118,7 +118,7 @@ class BootstrapTask:
         except DriverGoneError:
             raise
         except Exception as error:
-            driver.call("gave_up", **task_failure(error))
+            driver.call("gave_up", name=piece.name, **task_failure(error))
         driver.call("ended", name=piece.name, rows_read=writer.rows_read, rows_committed=writer.rows_committed)
 
 

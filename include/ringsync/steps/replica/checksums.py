@@ -1,7 +1,7 @@
-"""The checksums of source and replica of several tables, in one Spark job (docs/replica.md).
+"""The comparison of sources and replicas of several tables in Spark's tasks (docs/replica.md).
 
-A task reads pieces of both sides, and returns only their sums. An error ends a piece, and its table; the others are
-summed up.
+One job sums up both sides of all tables: a task reads pieces of them, and returns only their sums. Another compares, in
+memory, the rows of small tables whose sums differ. An error ends a piece, and its table; the others are done.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from ringsync.cluster.limits import Permits
 from ringsync.config import Config
 from ringsync.images.live import selected_rows, shown_rows
 from ringsync.replica.checksum import check_boundaries, partial_checksums, sum_up
+from ringsync.replica.compare import compare_rows
 from ringsync.replica.lookup import images_between
 from ringsync.ring.splits import Split
 from ringsync.sources.cassandra_table import read_split
-from ringsync.sources.scan.plan import ScanPlan
+from ringsync.sources.scan.plan import ScanPlan, within
 from ringsync.steps.application import Application, TaskFailedError, driver_host, task_failure
 from ringsync.steps.tables import at_once, together
 from ringsync.wiring import cluster_limits
@@ -105,6 +106,85 @@ class ChecksumTask:
             raise
         except Exception as error:
             return piece.number, piece.side, task_failure(error)
+
+
+@dataclass(frozen=True)
+class SmallTable:
+    """A small table whose checksums differ.
+
+    :ivar number: its place among those of the job
+    :ivar ranges: the token ranges (start, end] that differ, rising
+    :ivar limit: most differences to list
+    """
+
+    number: int
+    sides: Sides
+    ranges: tuple[tuple[int, int], ...]
+    limit: int
+
+
+@dataclass(frozen=True)
+class RowsTask:
+    """Compares the rows of small tables in memory."""
+
+    config: Config
+    control: ControlAddress
+
+    def __call__(self, groups: Iterable[Sequence[SmallTable]]) -> Iterator[tuple[int, Any]]:
+        for group in groups:
+            yield from at_once(self._compare, group)
+
+    def _compare(self, small: SmallTable) -> tuple[int, Any]:
+        """Return the table's number, and the lines of :func:`compare_rows` or what :func:`task_failure` says."""
+        plan, seen = small.sides.plan, small.sides.seen
+        whole = (seen, small.ranges[0][0], small.ranges[-1][1])
+        try:
+            with ControlClient(self.control) as permits:
+                parts = [Piece(0, plan, split) for split in within(plan, small.ranges).splits]
+                source = itertools.chain.from_iterable(part.rows(self.config, permits) for part in parts)
+                replica = (inside(rows, small.ranges) for rows in Piece(0, plan, whole).rows(self.config, permits))
+                lines = compare_rows(source, replica, plan.table, changed_after_us=seen.as_of_us, limit=small.limit)
+            return small.number, lines
+        except DriverGoneError:
+            raise
+        except Exception as error:
+            return small.number, task_failure(error)
+
+
+def inside(rows: pa.RecordBatch, ranges: Sequence[tuple[int, int]]) -> pa.RecordBatch:
+    """Return the rows whose tokens are in one of these ranges (start, end]: rising, and without overlaps."""
+    starts, ends = np.array(ranges, np.int64).T
+    tokens = rows["token"].to_numpy(zero_copy_only=False)
+    place = np.searchsorted(starts, tokens, side="left") - 1
+    return rows.filter(pa.array((place >= 0) & (tokens <= ends[np.maximum(place, 0)])))
+
+
+def is_small(sides: Sides) -> bool:
+    """Tell whether the rows of a table fit into a task's memory."""
+    seen = sides.seen
+    rows, size = seen.base_rows + seen.changed_rows, seen.base_bytes + seen.changed_bytes
+    return rows <= ROWS_OF_A_TASK and size <= CHANGES_OF_A_TASK
+
+
+def compared_rows(context: Any, application: Application, run: str, tables: Sequence[SmallTable]) -> dict[int, Any]:
+    """Compare the rows of small tables.
+
+    :param context: Spark's
+    :param run: unique name among the readers of the cluster
+    :returns: by the tables' numbers, the lines of :func:`ringsync.replica.compare.compare_rows`, or why a side could
+        not be read (:class:`ringsync.steps.application.TaskFailedError`)
+    """
+    if not tables:
+        return {}
+    with ControlServer(host=driver_host(context)) as control:
+        control.watch_limits(application.store, run, cluster_limits(application.config))
+        task = RowsTask(application.config, control.address)
+        sized = [(float(one.sides.seen.base_bytes + one.sides.seen.changed_bytes), one) for one in tables]
+        groups = together(sized, context.defaultParallelism, large_first=False)
+        found = context.parallelize(groups, len(groups)).mapPartitions(task).collect()
+    return {
+        number: result if isinstance(result, pa.RecordBatch) else TaskFailedError(**result) for number, result in found
+    }
 
 
 def checksums(

@@ -152,34 +152,41 @@ def compare_tables(
     application: Application, spark: Any, opened: Sequence[Verified], outcome: Outcome, clock: Callable[[], float]
 ) -> None:
     """Compare some tables, and repair them if asked; note what became of each."""
-    from ringsync.steps.replica.checksums import checksums
+    from ringsync.replica.compare import differing_ranges
+    from ringsync.steps.replica.checksums import SmallTable, checksums, compared_rows, is_small
 
-    edges, run = boundaries(application.config), f"verify-{application.run}"
-    found = checksums(spark.sparkContext, application, run, [verified.sides for verified in opened], edges)
-
-    def compared(verified: Verified, sums: Any) -> tuple[Report, ExitCode]:
-        if isinstance(sums, TaskFailedError):
-            raise sums
-        return compare_table(application, spark, verified, sums, clock)
-
-    for verified, sums in zip(opened, found, strict=True):
+    context, run = spark.sparkContext, f"verify-{application.run}"
+    edges, limit = boundaries(application.config), application.config.verify.max_listed_differences
+    sums = checksums(context, application, run, [verified.sides for verified in opened], edges)
+    small = [
+        SmallTable(number, verified.sides, ranges, limit)
+        for number, (verified, of) in enumerate(zip(opened, sums, strict=True))
+        if isinstance(of, tuple) and is_small(verified.sides) and (ranges := differing_ranges(*of, edges))
+    ]
+    lines = compared_rows(context, application, run, small)
+    for number, verified in enumerate(opened):
         name = verified.table.keyspace, verified.table.name
         try:
-            outcome.done(name, *compared(verified, sums))
+            for result in (sums[number], lines.get(number)):
+                if isinstance(result, TaskFailedError):
+                    raise result
+            outcome.done(name, *compare_table(application, spark, verified, sums[number], lines.get(number), clock))
         except Exception as error:
             outcome.failed(name, error)
 
 
 def compare_table(
-    application: Application, spark: Any, verified: Verified, sums: tuple[Any, Any], clock: Callable[[], float]
+    application: Application, spark: Any, verified: Verified, sums: Any, lines: Any, clock: Callable[[], float]
 ) -> tuple[Report, ExitCode]:
     """Compare the rows of the ranges whose checksums differ, and repair them if asked.
 
-    :param sums: checksums of source and replica
+    :param sums: pair of the checksums of source and replica
+    :param lines: what the comparison of the rows has found (:func:`ringsync.replica.compare.compare_rows`); None: the
+        table is not small, and Spark compares them, or there is nothing to compare
     """
     from ringsync.replica.base import replica_folder
     from ringsync.replica.changes import check_base, outdate_merges
-    from ringsync.replica.compare import Comparison, compare_ranges, repair
+    from ringsync.replica.compare import Comparison, compare_ranges, comparison, differing_ranges, repair
     from ringsync.replica.session import limit_batches
     from ringsync.replica.table import ReplicaTable, token_condition
     from ringsync.replica.view import as_selected, live
@@ -213,10 +220,16 @@ def compare_table(
         )
 
     seen = verified.sides.seen
-    comparison = compare(seen, sums)
-    report = {**describe(comparison, plan), "replica_pass": seen.applied}
-    if application.options.repair and not comparison.is_equal:
-        level, first, differing = repair_level(store, plan), seen, comparison.differing_ranges
+    if lines is None:
+        found = compare(seen, sums)
+    else:
+        limit = config.verify.max_listed_differences
+        source_sums, replica_sums = sums
+        ranges = differing_ranges(source_sums, replica_sums, edges)
+        found = comparison(source_sums, replica_sums, ranges, [lines], limit)
+    report = {**describe(found, plan), "replica_pass": seen.applied}
+    if application.options.repair and not found.is_equal:
+        level, first, differing = repair_level(store, plan), seen, found.differing_ranges
 
         def correct() -> Any:
             return repair(
@@ -234,16 +247,16 @@ def compare_table(
         (again,) = checksums(spark.sparkContext, application, f"verify-{application.run}", [Sides(plan, now)], edges)
         if isinstance(again, TaskFailedError):
             raise again
-        comparison = compare(now, again)
+        found = compare(now, again)
         report = {
-            **describe(comparison, plan),
+            **describe(found, plan),
             "before_repair": report,
             "repair": {**asdict(written), "consistency_level": level},
         }
-    if comparison.is_equal:
+    if found.is_equal:
         # Later rows were not compared: they may be on their way.
         note_verified(store, table.table_id, min(int(plan.now * 1000), seen.as_of_us // 1000))
-    return report, ExitCode.OK if comparison.is_equal else ExitCode.COMPLETED_WITH_ERRORS
+    return report, ExitCode.OK if found.is_equal else ExitCode.COMPLETED_WITH_ERRORS
 
 
 def again_after_conflicts(repair: Callable[[], Any]) -> Any:
