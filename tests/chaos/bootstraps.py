@@ -22,7 +22,8 @@ from ringsync.steps.application import Application, ExitCode
 from ringsync.steps.bootstrap import prepare as bootstrap_prepare
 from ringsync.streams.files import FileStream
 from ringsync.wiring import cluster_settings, store_of
-from servers.cassandra import CassandraNode
+from servers.cassandra import CassandraNode, nodetool_command
+from servers.jars import fetch
 from tests.oracle import Rows, differences, replica_rows, source_rows
 
 BATCH_ROWS = 200
@@ -40,6 +41,11 @@ def write_conf(folder: Path, nodes: Sequence[CassandraNode], **sections: dict[st
     path.write_text(yaml.safe_dump(document))
     change_conf(path, **sections)
     return path
+
+
+def nodetool_of(node: CassandraNode) -> list[str]:
+    """The command that reaches a node's management interface."""
+    return nodetool_command(node.folder, node.settings, fetch(f"cassandra-{node.settings.version}", node.cache), ())
 
 
 def change_conf(path: Path, **sections: dict[str, Any]) -> None:

@@ -18,10 +18,10 @@ from cassandra import ConsistencyLevel
 from ringsync.config import load_config
 from ringsync.ledger.snapshots import FOLDER
 from ringsync.storage.port import ObjectStore
-from servers.cassandra import CassandraNode, nodetool_command
+from servers.cassandra import CassandraNode
 from servers.cluster import connected, three_nodes
-from servers.jars import fetch
 from tests.chaos.applications import finished, started
+from tests.chaos.bootstraps import nodetool_of
 from tests.sync.judge import judge
 from tests.sync.pipeline import Pipeline, pipeline, wait_until_drained, write_conf
 from tests.sync.scenario import create_schema, start_loops, statements, write
@@ -85,11 +85,6 @@ def disagree(nodes: Sequence[CassandraNode], session: Any, workload: Iterator[st
         node.start()
         node.nodetool("disablehandoff")
     write(session, workload, AWAY)
-
-
-def nodetool_of(node: CassandraNode) -> list[str]:
-    """The command that reaches a node."""
-    return nodetool_command(node.folder, node.settings, fetch(f"cassandra-{node.settings.version}", node.cache), ())
 
 
 def snapshots_of(node: CassandraNode) -> list[Path]:

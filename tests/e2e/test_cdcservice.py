@@ -17,6 +17,7 @@ from servers.cassandra import CassandraNode
 from servers.jars import fetch
 from servers.ports import free_port
 from servers.spark import lean_java_options
+from tests.chaos.bootstraps import nodetool_of
 
 PROJECT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.server, pytest.mark.airflow, pytest.mark.spark]
@@ -41,6 +42,7 @@ def cdcservice(cassandra: CassandraNode, tmp_path_factory: pytest.TempPathFactor
         "store": {"url": "lake"},
         "commitlog_processor_window_interval_ms": 5000,
         "airflow": {"url": airflow.url, "username": airflow.username},
+        "sstable": {"nodetool": nodetool_of(cassandra)},
     }
     (folder / "ringsync.yaml").write_text(yaml.safe_dump(document))
     with airflow:
@@ -68,6 +70,20 @@ def test_bootstrap_and_verify(cdcservice: Run, session: Any, keyspace: str) -> N
     differs = cdcservice("verify", "--table", f"{keyspace}.orders", "--wait")
     assert differs.returncode == 1, differs.stdout + differs.stderr
     assert "2 differences" in differs.stdout
+
+
+def test_bootstrap_from_sstables(cdcservice: Run, session: Any, keyspace: str, cassandra: CassandraNode) -> None:
+    table = f"{keyspace}.stored"
+    session.execute(f"CREATE TABLE {table} (id int PRIMARY KEY, v text)")
+    for i in range(50):
+        session.execute(f"INSERT INTO {table} (id, v) VALUES (%s, 'x')", (i,))
+    session.execute(f"DELETE FROM {table} WHERE id = 7")
+    done = cdcservice("bootstrap", "--table", table, "--mode", "sstable", "--wait")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "snapshot_default: " in done.stdout
+    assert "50 rows" in done.stdout  # with the deleted one
+    assert "0 differences" in done.stdout
+    assert not list((cassandra.folder / "data").glob("*/*/snapshots/ringsync_*"))
 
 
 def test_changes_are_followed(cdcservice: Run, session: Any, keyspace: str) -> None:

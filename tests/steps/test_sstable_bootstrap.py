@@ -35,10 +35,9 @@ from ringsync.steps.bootstrap.old_snapshots import clear_old
 from ringsync.steps.replica import verify as replica_verify
 from ringsync.streams.files import FileStream
 from ringsync.wiring import cluster_settings, store_of
-from servers.cassandra import CassandraNode, nodetool_command
-from servers.jars import fetch
+from servers.cassandra import CassandraNode
 from tests.chaos.applications import started
-from tests.chaos.bootstraps import change_conf, committed_rows, prepare, write_conf
+from tests.chaos.bootstraps import change_conf, committed_rows, nodetool_of, prepare, write_conf
 from tests.newest_model import NewestModel, newest_differences
 from tests.oracle import differences, source_rows, synced_rows
 from tests.stream_model import StreamModel
@@ -52,11 +51,6 @@ STEPS = {
     "bootstrap_drain": bootstrap_drain,
     "replica_verify": replica_verify,
 }
-
-
-def nodetool_of(node: CassandraNode) -> list[str]:
-    """The command that reaches a node of a test."""
-    return nodetool_command(node.folder, node.settings, fetch(f"cassandra-{node.settings.version}", node.cache), ())
 
 
 class World:

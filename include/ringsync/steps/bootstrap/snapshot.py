@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -42,8 +42,10 @@ from ringsync.ledger.snapshots import (
 from ringsync.ring.consistency import asked_hosts, lacking_hosts
 from ringsync.ring.ring import Host
 from ringsync.state.bootstrap import SCANNING, BootstrapState
+from ringsync.state.session import StateError
 from ringsync.steps.application import Application, ExitCode, Report, StepError, plain
 from ringsync.steps.archive.upload_pace import UploadPace
+from ringsync.steps.bootstrap.collect import BEAT_INTERVAL_S
 from ringsync.steps.bootstrap.node_snapshot import (
     IncompleteSnapshotError,
     Node,
@@ -54,24 +56,24 @@ from ringsync.steps.bootstrap.node_snapshot import (
 )
 from ringsync.steps.bootstrap.old_snapshots import clear_old
 from ringsync.steps.bootstrap.plan import SSTABLE, BootstrapPlan, plans_to_follow
-from ringsync.steps.bootstrap.prepare import check_not_cancelled, say
+from ringsync.steps.bootstrap.prepare import check_not_cancelled, say, wait_until_free
 from ringsync.steps.tables import Outcome, each, in_all
 from ringsync.storage.port import ObjectStore, StorageError
 from ringsync.wiring import cluster_settings
-
-SIGN_INTERVAL_S = 30.0
 
 
 @dataclass(frozen=True)
 class Run:
     """What the tables of a run share.
 
+    :ivar run: id of the bootstrap's run
     :ivar pace: speed limit of all uploads
     :ivar one_node: is held while nodetool runs: nodes are not asked for several things at once
     """
 
     config: Config
     store: ObjectStore
+    run: str
     queue: str
     shared: Shared
     state: BootstrapState
@@ -92,7 +94,8 @@ def run(application: Application) -> tuple[Report, ExitCode]:
     known = None if outcome.alone else read_known_tables(session, [config.state.keyspace])
     rate = config.sstable.megabytes_per_s
     this = Run(
-        *(config, store, options.queue, Shared(session, known), BootstrapState(session, config.state.keyspace)),
+        *(config, store, options.bootstrap_run, options.queue, Shared(session, known)),
+        BootstrapState(session, config.state.keyspace),
         *(UploadPace(rate * 2**20 if rate else None), threading.Lock()),
     )
     clear_old(config, store, this.state, queue=options.queue)
@@ -107,7 +110,8 @@ def snapshot_table(this: Run, plan: BootstrapPlan) -> tuple[Report, ExitCode]:
     latest = check_not_cancelled(this.state.find(plan.bootstrap.keyspace, plan.bootstrap.table), plan)
     if plan.mode != SSTABLE or latest.state != SCANNING:
         return report, ExitCode.OK
-    with signs_of_life(this.store, plan):
+    wait_until_free(this.state, plan.bootstrap, this.run)
+    with signs_of_life(this, plan):
         return take_and_copy(this, plan, report), ExitCode.OK
 
 
@@ -137,17 +141,18 @@ def take_and_copy(this: Run, plan: BootstrapPlan, report: Report) -> Report:
 
 
 @contextmanager
-def signs_of_life(store: ObjectStore, plan: BootstrapPlan) -> Iterator[None]:
-    """Say now and then that somebody works on the bootstrap: copies may take hours."""
+def signs_of_life(this: Run, plan: BootstrapPlan) -> Iterator[None]:
+    """Say now and then that this run works on the bootstrap: copies may take hours."""
     end = threading.Event()
 
     def beat() -> None:
         while True:
             try:
-                say(store, plan, "snapshot")
-            except StorageError as error:
+                say(this.store, plan, "snapshot")
+                this.state.beat([plan.bootstrap.id], this.run)
+            except (StorageError, StateError) as error:
                 print(f"ringsync: warning: {error}", flush=True)
-            if end.wait(SIGN_INTERVAL_S):
+            if end.wait(BEAT_INTERVAL_S):
                 return
 
     thread = threading.Thread(target=beat, name="signs of life", daemon=True)
@@ -157,6 +162,8 @@ def signs_of_life(store: ObjectStore, plan: BootstrapPlan) -> Iterator[None]:
     finally:
         end.set()
         thread.join()
+        with suppress(StateError):  # it is forgotten by itself
+            this.state.rest([plan.bootstrap.id])
 
 
 def ring_of(this: Run, plan: BootstrapPlan) -> SnapshotsOf:
