@@ -45,13 +45,12 @@ def load(spark: Any) -> Callable[..., pa.Table]:
     return rows
 
 
-def images(table_name: str, columns: list[str] | None = None) -> list[dict[str, Any]]:
+def images(table_name: str) -> list[dict[str, Any]]:
     sources = sources_of(NAME, table_name, "flushed")
     table = table_of(sources[0].descriptor)
-    shown = table if columns is None else table.only(columns)
-    sstables = [open_sstable(source, table, shown) for source in sources]
+    sstables = [open_sstable(source, table) for source in sources]
     parts = [(sstable, part) for sstable in sstables for part in sstable.parts(WHOLE_RING)]
-    found = [images_of_part(part, shown, "raw") for part in merged_rows(parts, shown, lambda loss: None)]
+    found = [images_of_part(part, table, "raw") for part in merged_rows(parts, table, lambda loss: None)]
     return sorted(pa.Table.from_batches(found).to_pylist(), key=repr)
 
 
@@ -63,13 +62,16 @@ def test_the_table_is_read_from_its_snapshot(load: Callable[..., pa.Table], fold
         assert sorted(found.to_pylist(), key=repr) == expected
 
 
-def test_columns_are_chosen(load: Callable[..., pa.Table], folder: Path, table_name: str) -> None:
+def test_columns_of_changes_are_chosen(load: Callable[..., pa.Table], folder: Path, table_name: str) -> None:
     table = table_of(sources_of(NAME, table_name, "flushed")[0].descriptor)
     chosen = [column.name for column in table.of_kind("regular")][:1]
-    found = load(folder, columns=",".join(chosen))
-    assert sorted(found.to_pylist(), key=repr) == images(table_name, chosen)
+    found = load(folder, columns=",".join(chosen), rows="changes").to_pylist()
+    assert {cell["column"] for row in found for cell in row["cells"]} == {0}
+    assert any(row["cells"] for row in found)
     with pytest.raises(Exception, match="has no column nothing"):
-        load(folder, columns="nothing")
+        load(folder, columns="nothing", rows="changes")
+    with pytest.raises(Exception, match="images need all columns"):
+        load(folder, columns=chosen[0])
 
 
 def test_changes_keep_what_a_select_cannot_show(load: Callable[..., pa.Table], folder: Path) -> None:

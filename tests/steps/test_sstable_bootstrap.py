@@ -195,20 +195,11 @@ def test_a_table_of_several_fails_alone(world: World, troubled: str) -> None:
     assert world.copies() == []
 
 
-def test_some_columns_and_tokens(world: World, troubled: str) -> None:
-    """Columns that are left out are not read, and their deletions do not count as rows."""
-    change_conf(world.conf, sync={"exclude": [troubled]})
-    report = world.all_steps(troubled, "part", columns=("n", "owner"))
-    schema = read_table(world.session, *troubled.split(".")).only(("n", "owner"))
-    now = int(time.time())
-    shown = source_rows(world.session, schema, now)
-    uris = [world.store.uri(folder(*troubled.split("."))) for folder in (base_folder, changes_folder)]
-    found = synced_rows(*uris, schema, now)
-    # A SELECT of some columns still shows rows that live by others.
-    assert {key: cells for key, cells in found.items() if cells} == {k: cells for k, cells in shown.items() if cells}
-    assert report["rows"] > 0
+def test_what_sstables_cannot_choose_is_refused(world: World, troubled: str) -> None:
     with pytest.raises(StepError, match="where is not possible with mode sstable"):
         prepare(world.conf, troubled, "where", where="id = 1")
+    with pytest.raises(StepError, match="columns is not possible with mode sstable"):
+        prepare(world.conf, troubled, "columns", columns=("n", "owner"))
 
 
 @contextmanager

@@ -173,9 +173,10 @@ def choose_table(
         if (one.table_id == table_id if table_id else name in (None, (one.keyspace, one.name)))
     }
     if len(known) > 1:
+        names = ", ".join(sorted({one.full_name for one in known}))
         raise SSTableFilesError(
-            f"there are different schemas of {', '.join(sorted({one.full_name for one in known}))} beside the SSTables, "
-            "or in the given schema: name the table, and give the schema that holds now"
+            f"there are different schemas of {names} beside the SSTables, or in the given schema: name the table, and "
+            "give the schema that holds now"
         )
     if known:
         return next(iter(known)), sources

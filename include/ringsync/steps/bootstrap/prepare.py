@@ -224,12 +224,19 @@ def mode_of(application: Application) -> str:
 def check_mode(application: Application) -> None:
     """Refuse what SSTables cannot do.
 
-    :raises StepError: a condition on rows with mode ``sstable``
+    :raises StepError: a condition on rows, or a choice of columns, with mode ``sstable``
     """
-    if mode_of(application) == SSTABLE and application.options.where:
+    if mode_of(application) != SSTABLE:
+        return
+    if application.options.where:
         raise StepError(
             "where is not possible with mode sstable, which reads whole partitions: leave it out, or use mode "
             "token_range"
+        )
+    if application.options.columns:
+        raise StepError(
+            "columns is not possible with mode sstable, because a row may live by a column that is left out: leave it "
+            "out, or use mode token_range"
         )
 
 

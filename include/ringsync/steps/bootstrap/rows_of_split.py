@@ -102,7 +102,6 @@ class SnapshotRows:
             self.table,
             lambda _, descriptor: source_of(store, known[descriptor]),
             _refuse,
-            shown=plan.table if plan.table.is_selection else None,
             memory_bytes=config.sstable.memory_mb * 2**20,
         )
         try:
