@@ -49,7 +49,8 @@ def clear_old(config: Config, store: ObjectStore, state: BootstrapState, *, queu
     for bootstrap in bootstraps_with_snapshots(store):
         about = get_snapshots_of(store, bootstrap)
         if about is None or not _is_needed(config, state, about.keyspace, about.table, bootstrap, now_s):
-            is_old = _age_s(bootstrap, now_s) > config.sstable.max_age_h * 3600
+            # Until then nodes that are away may come back with a snapshot that must be known as ours.
+            is_old = _age_s(bootstrap, now_s) > 2 * config.sstable.max_age_h * 3600
             remove_snapshots(store, bootstrap, wholly=is_old)
     cleared = 0
     for node in [] if queue is None else _nodes(config, state, queue):
@@ -93,10 +94,9 @@ class ClearsAside:
 
     def _clear(self) -> None:
         try:
-            if bootstraps_with_snapshots(self._store):  # else the cluster need not be asked
-                session = connect(cluster_settings(self._config))
-                state = BootstrapState(session, self._config.state.keyspace)
-                clear_old(self._config, self._store, state, queue=self._queue)
+            session = connect(cluster_settings(self._config))
+            state = BootstrapState(session, self._config.state.keyspace)
+            clear_old(self._config, self._store, state, queue=self._queue)
         except Exception as error:  # any: the loop that this is aside of must go on
             print(f"ringsync: warning: old snapshots stay for now: {error}", flush=True)
 
