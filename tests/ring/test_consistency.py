@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ringsync.ring.consistency import asked_hosts, by_replicas, lacking_hosts
-from ringsync.ring.ring import Host, Replication, RingSnapshot, replicas
+from ringsync.ring.ring import Host, Replication, RingError, RingSnapshot, replicas
 from ringsync.ring.tokens import MAX_TOKEN, WHOLE_RING, TokenRange, intersection, union
 from tests.ring.strategies import rings
 
@@ -56,11 +57,16 @@ def test_other_datacenters() -> None:
 @given(rings(), st.sampled_from(LEVELS), st.sets(st.integers(0, 11)))
 def test_with_what_is_lacking_the_level_is_met(ring: RingSnapshot, level: str, some: set[int]) -> None:
     there = {str(number) for number in some}
+    needed = {"TWO": 2, "THREE": 3}.get(level, 1)
+    asked_of = [[h for h in hosts if h.is_local or not level.startswith("LOCAL_")] for _, hosts in replicas(ring)]
+    if level != "EACH_QUORUM" and any(len(hosts) < needed for hosts in asked_of):
+        with pytest.raises(RingError, match=r"choose another cassandra\.consistency_level"):
+            lacking_hosts(ring, level, [WHOLE_RING], there)
+        return
     more = {host.id for host in lacking_hosts(ring, level, [WHOLE_RING], there)}
     assert not more & there
     asked = {host.id for host in asked_hosts(ring, level, [WHOLE_RING])}
     assert more <= asked or level == "EACH_QUORUM"
-    needed = {"TWO": 2, "THREE": 3}.get(level, 1)
     if all(len(hosts) >= needed for _, hosts in replicas(ring)):
         assert lacking_hosts(ring, level, [WHOLE_RING], there | asked) == ()
 

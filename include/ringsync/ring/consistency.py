@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-from ringsync.ring.ring import Host, RingSnapshot, replicas
+from ringsync.ring.ring import Host, RingError, RingSnapshot, replicas
 from ringsync.ring.tokens import TokenRange, TokenSet, intersection, union
 
 _FIXED = {"ONE": 1, "TWO": 2, "THREE": 3, "LOCAL_ONE": 1}
@@ -28,11 +28,16 @@ def lacking_hosts(
     :param level: consistency level
     :param there: ids of nodes
     :returns: empty: the level is met in all ranges
-    :raises RingError: see :func:`ringsync.ring.ring.replicas`
+    :raises RingError: a row has fewer replicas than the level needs; or see :func:`ringsync.ring.ring.replicas`
     """
     found: dict[str, Host] = {}
     for _, hosts in _replicas(ring, ranges):
         for group, needed in _needed(hosts, level):
+            if len(group) < max(needed, 1):
+                raise RingError(
+                    f"{level} needs {max(needed, 1)} replicas of each row, and the keyspace has {len(group)} there: "
+                    "choose another cassandra.consistency_level, or cassandra.local_datacenter"
+                )
             if sum(host.id in there for host in group) < needed:
                 found |= {host.id: host for host in group if host.id not in there}
     return tuple(found[identity] for identity in sorted(found))

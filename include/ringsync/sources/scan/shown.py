@@ -48,7 +48,7 @@ class Shown:
         begins[1:] = _mask(pc.not_equal(digests.slice(1), digests.slice(0, len(images) - 1)))
         partition = np.cumsum(begins) - 1
         has_rows = np.bincount(partition, alive, partition[-1] + 1) > 0
-        before = self._before(digests[0].as_py(), bool(has_rows[0]))
+        before = self._before(digests[0].as_py(), bool(has_rows[0]), ends=bool(partition[-1] > 0))
         alone = self._static_only(images, live) & ~has_rows[partition]
         last = np.flatnonzero(alone & (partition == partition[-1]))
         if len(last):
@@ -67,17 +67,17 @@ class Shown:
             return pa.RecordBatch.from_pylist([], row_image_schema(self._table))
         return self._unexpired(waiting)
 
-    def _before(self, first: bytes, has_rows: bool) -> pa.RecordBatch | None:
-        """Take the waiting row if its partition has ended; forget it if the partition has a row after all."""
+    def _before(self, first: bytes, has_rows: bool, *, ends: bool) -> pa.RecordBatch | None:
+        """Take the waiting row if its partition has ended; forget it if the partition has a row after all.
+
+        :param first: digest of the first partition of the images that follow
+        :param has_rows: whether they show a row of it; ``ends``: whether they have another partition, too
+        """
         waiting = self._waiting
-        if waiting is None:
+        if waiting is None or (self._last == first and not has_rows and not ends):
             return None
-        if self._last != first:
-            self._waiting = None
-            return waiting
-        if has_rows:
-            self._waiting = None
-        return None
+        self._waiting = None
+        return None if self._last == first and has_rows else waiting
 
     def _static_only(self, images: pa.RecordBatch, live: pa.RecordBatch) -> Mask:
         """Tell which images have no clustering, and live static cells."""

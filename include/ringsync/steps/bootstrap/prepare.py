@@ -79,6 +79,11 @@ class Space:
             self._needed += forecast.bytes * LAKE_BYTES_PER_PAGE_BYTE
             return self._needed
 
+    def without_table(self, forecast: Forecast) -> None:
+        """Give back what a table needs that is not copied."""
+        with self._lock:
+            self._needed -= forecast.bytes * LAKE_BYTES_PER_PAGE_BYTE
+
 
 @dataclass(frozen=True)
 class Preparation:
@@ -154,7 +159,11 @@ def prepare_table(preparation: Preparation, name: TableName) -> tuple[Report, Ex
     # The forecast selects: of servers before 5.0 only SSTables tell all times.
     selected = replace(scan, element_times=scan.element_times and mode == TOKEN_RANGE)
     forecast = read_a_little(config, store, selected, preparation.permits, preparation.tables)
-    check_space(store, scan, preparation.space.with_table(forecast), preparation.tables)
+    try:
+        check_space(store, scan, preparation.space.with_table(forecast), preparation.tables)
+    except StepError:
+        preparation.space.without_table(forecast)
+        raise
     specification = specify(application, scan)
     latest = state.find(*name)
     continued = None
@@ -222,10 +231,7 @@ def mode_of(application: Application) -> str:
 
 
 def check_mode(application: Application) -> None:
-    """Refuse what SSTables cannot do.
-
-    :raises StepError: a condition on rows, or a choice of columns, with mode ``sstable``
-    """
+    """:raises StepError: a condition on rows, or a choice of columns, with mode ``sstable``"""
     if mode_of(application) != SSTABLE:
         return
     if application.options.where:

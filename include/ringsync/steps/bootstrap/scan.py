@@ -171,9 +171,23 @@ def open_table(this: Run, plan: BootstrapPlan) -> TableScan:
         if plan.mode == SSTABLE:
             whole = this.shared.table(plan.scan.table.keyspace, plan.scan.table.name)
             snapshots = SnapshotSplits(store, plan, as_recorded(store, whole))
+            check_snapshot_ring(this, plan, snapshots)
         schemas = put_schemas(store, config, sync_table(store, config, plan.scan.table), plan.topic)
         task = TableTask(plan, ledger.attempt, pass_folder(begin), schemas)
     return TableScan(plan, latest, begin, collector, task, plan.scan.ring_digest, snapshots)
+
+
+def check_snapshot_ring(this: Run, plan: BootstrapPlan, snapshots: SnapshotSplits) -> None:
+    """Check that the nodes hold the tokens that they held when their snapshots were taken.
+
+    :raises StepError: they do not: a node may have cleaned up what it has given away before its snapshot was taken
+    """
+    table = plan.scan.table
+    if this.shared.ring(table.keyspace, time.monotonic()).digest != snapshots.ring_digest:
+        raise StepError(
+            f"nodes have joined or left since the snapshots of {table.full_name} were begun, so they may lack rows: "
+            "begin again with restart, once the ring has settled"
+        )
 
 
 class Publisher:

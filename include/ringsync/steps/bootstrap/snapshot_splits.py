@@ -52,6 +52,11 @@ class SnapshotSplits:
         for host, sstable in opened:
             self._of_node[host].append(sstable)
 
+    @property
+    def ring_digest(self) -> str:
+        """Digest of the ring of which the snapshots are."""
+        return self._about.ring.digest
+
     def cut(self, left: TokenSet, failed: Iterable[TokenRange], least: int) -> tuple[list[SnapshotRows], float]:
         """Cut what is left into splits.
 

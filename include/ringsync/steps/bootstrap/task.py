@@ -99,6 +99,12 @@ class BootstrapTask:
     control: ControlAddress
 
     def __call__(self, groups: Iterable[Sequence[Piece]]) -> None:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        if context is not None and context.attemptNumber():
+            # A worker has died in between: the next wave reads what is left, not what was committed already.
+            return
         store = store_of(self.config)
         for group in groups:
             deque(at_once(partial(self._read, store), group), maxlen=0)

@@ -25,7 +25,7 @@ from ringsync.status import Status, read_statuses
 from ringsync.steps.application import Application, ExitCode, Report, StepError, TaskFailedError
 from ringsync.steps.replica.follow_schema import followed_state
 from ringsync.steps.replica.session import check_session
-from ringsync.steps.tables import BackgroundSpark, Outcome, attempts, chosen, failed_before, in_all
+from ringsync.steps.tables import BackgroundSpark, Failure, Outcome, attempts, chosen, failed_before, in_all
 from ringsync.storage import delta_options, spark_options
 from ringsync.storage.port import ObjectStore
 from ringsync.wiring import cluster_settings
@@ -106,6 +106,11 @@ def tables_of(application: Application, known: KnownTables, outcome: Outcome) ->
     keys = {stat.key.split("/base/")[0] for stat in store.list("replica/") if "/base/_delta_log/" in stat.key}
     named = {pattern.name for pattern in application.patterns if pattern.is_name}
     without = [name for name in tables if name not in named and f"replica/{'/'.join(name)}" not in keys]
+    for pattern in application.patterns:
+        matched = [name for name in tables if pattern.matches(*name)]
+        if matched and not pattern.is_name and all(name in without for name in matched):
+            reason = f"none of the {len(matched)} tables that match {pattern} has a replica in {store.url}"
+            outcome.failures[str(pattern)] = Failure(reason, int(ExitCode.FATAL))
     return [name for name in tables if name not in without], {"without_replica": [".".join(name) for name in without]}
 
 
