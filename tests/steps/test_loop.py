@@ -157,7 +157,7 @@ def test_a_loop_outlives_a_store_that_is_away(tmp_path: Path, seconds: int, ends
             put_status(store, "commitlog_stage", "default", {"nodes": {}, "error": error})
         return {}, ExitCode.OK
 
-    found: Any = SimpleNamespace(name="commitlog_stage", run="r", store=store, table=None)
+    found: Any = SimpleNamespace(name="commitlog_stage", run="r", store=store, table=None, patterns=())
     code = application._run(found, run)
     assert clock[0] == pytest.approx(ends_at, abs=2)
     assert code == (ExitCode.OK if ends_at == 600 else ExitCode.INTERRUPTED)
