@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,7 @@ from ringsync.cql.identifiers import parse_table_patterns
 from ringsync.state.bootstrap import LostOwnershipError
 from ringsync.steps.application import Application, ExitCode, Report, StepError
 from ringsync.steps.bootstrap.plan import plans_to_follow
-from ringsync.steps.tables import Failure, Outcome, at_once, chosen, each, failed_before, in_all, together
+from ringsync.steps.tables import Failure, Outcome, at_once, chosen, each, failed_before, halved, in_all, together
 from ringsync.storage.local import LocalStore
 
 A, B, C = ("shop", "a"), ("shop", "b"), ("shop", "Odd")
@@ -113,6 +114,35 @@ def test_small_pieces_share_tasks_and_few_do_not() -> None:
     assert [len(group) for group in together(small[:7], 2)] == [1] * 7
     assert together([(1.0, "a"), (5e6, "b")], 1, large_first=False) == [["a"], ["b"]]
     assert list(at_once(lambda number: number * number, [3, 1, 2])) == [9, 1, 4]
+
+
+@pytest.mark.parametrize("poison", [set(), {0}, {6}, {2, 3}, set(range(7))])
+def test_only_those_fail_whose_work_fails_alone(poison: set[int], capsys: pytest.CaptureFixture[str]) -> None:
+    jobs: list[list[int]] = []
+
+    def work(some: Sequence[int]) -> list[int]:
+        jobs.append([*some])
+        if dead := poison & {*some}:
+            raise RuntimeError(f"a worker has died of {dead}\n\tat org.apache.spark")
+        return [one * one for one in some]
+
+    found = halved(work, range(7), lambda: False)
+    assert [isinstance(one, RuntimeError) or one for one in found] == [n in poison or n * n for n in range(7)]
+    assert len(jobs) <= 13
+    assert "org.apache" not in capsys.readouterr().out
+    assert halved(work, [], lambda: False) == []
+
+
+def test_nobody_tries_again_once_spark_has_ended() -> None:
+    jobs: list[Sequence[int]] = []
+
+    def work(some: Sequence[int]) -> list[int]:
+        jobs.append(some)
+        raise RuntimeError("Spark has ended")
+
+    with pytest.raises(RuntimeError, match="Spark has ended"):
+        halved(work, range(7), lambda: True)
+    assert len(jobs) == 1
 
 
 def test_a_reading_counts_for_all_who_asked_before_it_began() -> None:

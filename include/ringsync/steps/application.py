@@ -205,8 +205,9 @@ def remedy_inside(error: Exception) -> str | None:
 
 
 def plain(error: Exception) -> str:
-    """Return what went wrong; for an error in a Spark task, our own message without the traceback."""
-    return (remedy_inside(error) or f"{type(error).__name__}: {error}")[:2000]
+    """Return what went wrong; for an error in a Spark task, our own message, or Spark's, without the traceback."""
+    text = remedy_inside(error) or f"{type(error).__name__}: {error}"
+    return re.split(r"\n\s+at |\n+Driver stacktrace:", text)[0].strip()[:2000]
 
 
 def task_failure(error: Exception) -> dict[str, Any]:

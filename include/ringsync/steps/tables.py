@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from ringsync.cluster.shared import KnownTables, TableName
 from ringsync.cql.identifiers import TablePattern, printable
 from ringsync.state.bootstrap import LostOwnershipError
-from ringsync.steps.application import Application, ExitCode, Report, explain
+from ringsync.steps.application import Application, ExitCode, Report, explain, plain
 from ringsync.steps.loop import start_workers
 from ringsync.storage.port import get_json
 
@@ -169,6 +169,30 @@ def attempts(
                 yield table, result
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+def halved(
+    work: Callable[[Sequence[Piece]], Sequence[Result]], pieces: Sequence[Piece], is_over: Callable[[], bool]
+) -> list[Result | Exception]:
+    """Do the work of several tables together. If that fails, do it again for halves of them, and so on.
+
+    A worker that dies ends the Spark job of all tables; so only that table fails whose rows have killed it.
+
+    :param work: gives the results of some pieces, in their order
+    :param pieces: one for each table
+    :param is_over: whether nobody can do the work any more, e.g. because Spark has ended: then its error is raised
+    :returns: for each piece its result, or why the work fails for it alone
+    """
+    try:
+        return [*work(pieces)]
+    except Exception as error:
+        if is_over():
+            raise
+        if len(pieces) == 1:
+            return [error]
+        print(f"ringsync: warning: {len(pieces)} tables are divided, since they fail: {plain(error)}", flush=True)
+    middle = len(pieces) // 2
+    return [*halved(work, pieces[:middle], is_over), *halved(work, pieces[middle:], is_over)]
 
 
 class BackgroundSpark:

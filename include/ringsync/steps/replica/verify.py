@@ -22,10 +22,18 @@ from ringsync.ring.tokens import WHOLE_RING
 from ringsync.sources.scan.plan import ScanPlan, Selection, within
 from ringsync.sources.scan.planning import make_scan_plan
 from ringsync.status import Status, read_statuses
-from ringsync.steps.application import Application, ExitCode, Report, StepError, TaskFailedError
+from ringsync.steps.application import (
+    Application,
+    ExitCode,
+    Report,
+    StepError,
+    TaskFailedError,
+    plain,
+    spark_is_gone,
+)
 from ringsync.steps.replica.follow_schema import followed_state
 from ringsync.steps.replica.session import check_session
-from ringsync.steps.tables import BackgroundSpark, Failure, Outcome, attempts, chosen, failed_before, in_all
+from ringsync.steps.tables import BackgroundSpark, Failure, Outcome, attempts, chosen, failed_before, halved, in_all
 from ringsync.storage import delta_options, spark_options
 from ringsync.storage.port import ObjectStore
 from ringsync.wiring import cluster_settings
@@ -162,22 +170,39 @@ def compare_tables(
 
     context, run = spark.sparkContext, f"verify-{application.run}"
     edges, limit = boundaries(application.config), application.config.verify.max_listed_differences
-    sums = checksums(context, application, run, [verified.sides for verified in opened], edges)
+
+    def summed(some: Sequence[Verified]) -> Sequence[Any]:
+        return checksums(context, application, run, [verified.sides for verified in some], edges)
+
+    def compared(some: Sequence[SmallTable]) -> Sequence[Any]:
+        found = compared_rows(context, application, run, some)
+        return [found[one.number] for one in some]
+
+    is_gone = partial(spark_is_gone, context)
+    sums = halved(summed, opened, is_gone)
     small = [
         SmallTable(number, verified.sides, ranges, limit)
         for number, (verified, of) in enumerate(zip(opened, sums, strict=True))
         if isinstance(of, tuple) and is_small(verified.sides) and (ranges := differing_ranges(*of, edges))
     ]
-    lines = compared_rows(context, application, run, small)
+    lines = dict(zip((one.number for one in small), halved(compared, small, is_gone), strict=True))
     for number, verified in enumerate(opened):
         name = verified.table.keyspace, verified.table.name
         try:
             for result in (sums[number], lines.get(number)):
-                if isinstance(result, TaskFailedError):
-                    raise result
+                if isinstance(result, Exception):
+                    raise result if outcome.alone else as_own(result)
             outcome.done(name, *compare_table(application, spark, verified, sums[number], lines.get(number), clock))
         except Exception as error:
             outcome.failed(name, error)
+
+
+def as_own(error: Exception) -> StepError:
+    """Return the failure of one of several tables: its own error, or that of a Spark job for this table alone."""
+    if isinstance(error, StepError):
+        return error
+    reason = f"the Spark job that compares only this table fails, maybe for want of memory: {plain(error)}"
+    return TaskFailedError(reason, ExitCode.CRASHED)
 
 
 def compare_table(
