@@ -32,7 +32,7 @@ def environment() -> dict[str, str]:
     """Of the applications: they find the package, and their JVM starts lean."""
     return {
         **os.environ,
-        "PYTHONPATH": str(PROJECT / "include"),
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(PROJECT / "include"), os.environ.get("PYTHONPATH")))),
         "PYSPARK_PYTHON": sys.executable,
         "SPARK_LOCAL_IP": "127.0.0.1",
         "JDK_JAVA_OPTIONS": lean_java_options(DEFAULT_CACHE, sorted(fetch("delta", DEFAULT_CACHE).glob("*.jar"))),

@@ -121,6 +121,58 @@ def test_a_worker_that_dies_costs_nothing(
         check(conf, f"{keyspace}.w{number}", session, scan["tables"][f"{keyspace}.w{number}"], rows)
 
 
+POISON = """
+import os, signal, sys
+
+if "ringsync.spark_daemon" in sys.orig_argv:
+    from ringsync.sources.scan import images
+
+    read = images.read_images
+
+    def read_or_die(config, plan, *more):
+        if plan.table.name == os.environ["POISONOUS"]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return read(config, plan, *more)
+
+    images.read_images = read_or_die
+"""
+"""A ``sitecustomize`` of Spark's Python workers: who reads the rows of one table dies, as for want of memory."""
+
+
+def test_a_table_that_kills_workers_fails_alone(
+    cassandra: CassandraNode, session: Any, keyspace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One table kills the workers of the scan, another those of the verification. All others are done."""
+    log, rows, number = tmp_path / "log", 100, 16
+    conf = write_conf(tmp_path, [cassandra], verify={"ranges": 4})
+    for one in range(number):
+        name = f"{keyspace}.p{one:02}"
+        session.execute(f"CREATE TABLE {name} (id int, seq int, v int, PRIMARY KEY (id, seq))")
+        load_partitions(session, name, range(rows // 10), 10)
+    (tmp_path / "poison").mkdir()
+    (tmp_path / "poison" / "sitecustomize.py").write_text(POISON)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "poison"))
+    wanted, died, kills = f"{keyspace}.p*", "p03", "p05"
+    monkeypatch.setenv("POISONOUS", died)
+    codes = [finished(log, step, conf, wanted, "poison") for step in STEPS[:3]]
+    assert codes == [0, 0, 0], log.read_text()[-3000:]
+    scan = scan_report(conf, "poison")
+    assert (scan["tables_done"], scan["rows"]) == (number - 1, (number - 1) * rows)
+    assert [*scan["failed"]] == [f"{keyspace}.{died}"]
+    assert "a Spark worker has died that was reading it" in scan["failed"][f"{keyspace}.{died}"]["error"]
+    monkeypatch.setenv("POISONOUS", kills)
+    assert finished(log, STEPS[3], conf, wanted, "poison") == ExitCode.COMPLETED_WITH_ERRORS, log.read_text()[-3000:]
+    verified = report_of(conf, STEPS[3], "poison")
+    assert [*verified["failed"]] == [f"{keyspace}.{died}", f"{keyspace}.{kills}"]
+    assert "the Spark job that compares only this table fails" in verified["failed"][f"{keyspace}.{kills}"]["error"]
+    assert (verified["tables_done"], verified["rows"], verified["differences"]) == (number - 2, (number - 2) * rows, 0)
+    # Without poison a further run finishes what is left.
+    monkeypatch.setenv("POISONOUS", "")
+    codes = [finished(log, step, conf, f"{keyspace}.{died},{keyspace}.{kills}", "cured") for step in STEPS]
+    assert codes == [0, 0, 0, 0], log.read_text()[-3000:]
+    assert set(states(session, keyspace).values()) == {"completed"}
+
+
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Iterator[CassandraNode]:
     """A node with 300 tables of 1,000 rows. The role ``ringsync`` may read all of them but one."""

@@ -9,6 +9,7 @@ import bisect
 import itertools
 import json
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -28,6 +29,8 @@ from ringsync.storage.port import ObjectStore, StorageError
 BEAT_INTERVAL_S = 5.0
 TABLES_A_BEAT = 20
 """Tables that are looked after one by one at a beat, so that many tables are no load: the others' turns come later."""
+ROUND_S = 100.0
+"""Longest time until each table has had its turn: ``status`` takes those for abandoned that are silent for longer."""
 PROGRESS_INTERVAL_S = 2.0
 LINE_INTERVAL_S = 10.0
 COUNTS = ("rows", "cells", "pages", "bytes")
@@ -50,6 +53,7 @@ class Collector:
     :param estimated_rows: estimated rows of these ranges
     :param max_failed_ranges: most ranges that may be unreadable
     :ivar over: whether nothing more is read of the table, by this run
+    :ivar has_failed: whether this run does nothing more for the table at all
     :ivar rows_read: rows that the tasks of this run have read, once their splits have ended; ``rows_committed``: rows
         of these that the tasks had committed
     """
@@ -63,9 +67,10 @@ class Collector:
         self._done = list(ledger.ranges())
         self._rows_before = sum(done.rows for done in self._done)
         self._reading: dict[str, dict[str, float]] = {}  # what tasks have read and not yet committed
-        self._splits: dict[str, int] = {}  # those that tasks are reading, with the rows committed of each
+        self._splits: dict[str, int] = {}  # of this wave, those that have not ended, with the rows committed of each
+        self._begun: set[str] = set()  # splits of this wave of which a task has begun to read
         self._samples: deque[tuple[float, int, float]] = deque()
-        self.over = False
+        self.over = self.has_failed = False
         self.rows_read = self.rows_committed = 0
         self.failed: dict[TokenRange, str] = {}
         # Why all tasks must stop; a task only knows that it could not go on.
@@ -142,10 +147,20 @@ class Collector:
             raise self.fatal
         return {}
 
+    def fail(self) -> None:
+        """Note that this run has failed with the table: it reads nothing more, and gives no sign of life."""
+        self.over = self.has_failed = True
+
     def begin(self, splits: Iterable[str]) -> None:
-        """Note the names of the splits that tasks begin to read: each ends, or the tasks die."""
+        """Note the names of the splits of a wave: each ends, or its task dies, or has no turn."""
         with self._lock:
-            self._splits = dict.fromkeys(splits, 0)
+            self._splits, self._begun = dict.fromkeys(splits, 0), set()
+
+    def began(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Note that a task begins to read a split."""
+        with self._lock:
+            self._begun.add(message["name"])
+        return {}
 
     def gave_up(self, message: dict[str, Any]) -> dict[str, Any]:
         """Note that a task cannot go on with the table; an error of before is the cause."""
@@ -168,15 +183,20 @@ class Collector:
                 return False
         return self.fatal is None and not self.left
 
-    def forget_readers(self) -> None:
-        """Forget what tasks have read and not committed: no task of this wave may commit any more."""
+    def end_wave(self) -> tuple[bool, bool]:
+        """Forget what tasks have read and not committed: no task of this wave may commit any more.
+
+        :returns: whether a task has begun to read a split of the table, and whether one of these tasks has died
+        """
         with self._lock:
             self._reading.clear()
+            was_begun, has_died = bool(self._begun), not self._begun.isdisjoint(self._splits)
             # Of tasks that have died nobody knows what else they had read.
             died = sum(self._splits.values())
             self.rows_read += died
             self.rows_committed += died
             self._splits.clear()
+        return was_begun, has_died
 
     def estimate(self) -> tuple[int, float]:
         """Return the bytes of the committed ranges, and their part of the ring."""
@@ -238,8 +258,9 @@ def handlers(
             complete(collector)
         return {}
 
-    calls = {"commit": Collector.commit, "progress": Collector.progress, "unread": Collector.unread}
-    return {name: handler(work) for name, work in {**calls, "gave_up": Collector.gave_up, "ended": ended}.items()}
+    calls = {"began": Collector.began, "commit": Collector.commit, "progress": Collector.progress}
+    calls |= {"unread": Collector.unread, "gave_up": Collector.gave_up}
+    return {name: handler(work) for name, work in {**calls, "ended": ended}.items()}
 
 
 @contextmanager
@@ -252,12 +273,15 @@ def reported(
 ) -> Iterator[None]:
     """Report every few seconds that the run is alive, and its progress: in the ledger, the object store and the log.
 
-    The reports of a table end once another run has taken it over: a repeated task has the run id of the one before it.
+    The reports of a table end once it has failed, was cancelled, or another run has taken it over: a repeated task has
+    the run id of the one before it. While a table that is copied waits to be published, and while it waits for the
+    others, they go on.
 
     :param say: called now and then with a table's progress
     """
     end = threading.Event()
     turns = itertools.cycle(collectors)
+    turns_a_beat = max(TABLES_A_BEAT, math.ceil(len(collectors) * BEAT_INTERVAL_S / ROUND_S))
 
     def report() -> None:
         beaten_s = printed_s = float("-inf")
@@ -265,11 +289,10 @@ def reported(
             now = time.monotonic()
             if now - beaten_s >= BEAT_INTERVAL_S:
                 beaten_s = now
-                for collector in itertools.islice(turns, min(TABLES_A_BEAT, len(collectors))):
-                    # One that is copied waits for the others: it is not forgotten.
-                    if collector.over or _owned(collector):
+                for collector in itertools.islice(turns, min(turns_a_beat, len(collectors))):
+                    if not collector.has_failed and is_owned(collector):
                         say(collector, collector.now())
-                mine = [one.ledger.bootstrap_id for one in collectors if not (one.over or _is_lost(one))]
+                mine = [one.ledger.bootstrap_id for one in collectors if not (one.has_failed or _is_lost(one))]
                 _tell(partial(state.beat, mine, run))
                 if all(map(_is_lost, collectors)):
                     return
@@ -294,13 +317,13 @@ def reported(
     finally:
         end.set()
         thread.join()
-        mine = [collector for collector in collectors if _owned(collector)]
+        mine = [collector for collector in collectors if is_owned(collector)]
         if mine or not collectors:
             put(combined([collector.now() for collector in collectors]))
             _tell(lambda: state.rest(collector.ledger.bootstrap_id for collector in mine))
 
 
-def _owned(collector: Collector) -> bool:
+def is_owned(collector: Collector) -> bool:
     """Tell whether this run still owns the bootstrap; if not, the next message of each task fails."""
     if _is_lost(collector):
         return False

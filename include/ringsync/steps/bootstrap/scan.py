@@ -7,6 +7,9 @@ files of all committed ranges become the replica, in one commit, and a pass of t
 
 A wave reads what is left of all tables of the run, in one Spark job. A thread of the driver publishes a table as soon
 as all of it is committed, while others are read. All that decides what is done is a table's own, and so is its failure.
+
+A Spark worker may die of a table's rows, and takes what it reads of other tables with it, or even ends the job. All
+tables that were just being read are suspects. They are read after all others, each alone, so the guilty one is found.
 """
 
 from __future__ import annotations
@@ -34,8 +37,9 @@ from ringsync.ring.tokens import TokenSet, fraction, intersection, subtract
 from ringsync.sources.scan.plan import split_to_json
 from ringsync.sources.scan.planning import cut
 from ringsync.state.bootstrap import COMPLETED, Bootstrap, BootstrapState
+from ringsync.status import BOOTSTRAPS, forget
 from ringsync.steps.application import Application, ExitCode, Report, StepError, driver_host, plain, spark_is_gone
-from ringsync.steps.bootstrap.collect import Collector, handlers, reported
+from ringsync.steps.bootstrap.collect import Collector, handlers, is_owned, reported
 from ringsync.steps.bootstrap.drain import cut_over
 from ringsync.steps.bootstrap.plan import SSTABLE, BootstrapPlan, plans_to_follow
 from ringsync.steps.bootstrap.prepare import begin_pass, check_not_cancelled, check_scanning, say, wait_until_free
@@ -57,7 +61,8 @@ from ringsync.steps.tables import (
 from ringsync.wiring import cluster_limits, cluster_settings
 
 IDLE_WAVES = 3
-"""After so many waves in a row that read no range of a table, its ranges that are left count as unreadable."""
+"""After so many waves in a row that began to read a table and read no range of it, its ranges that are left count as
+unreadable. A wave in which a worker has died counts only if the table was alone in it."""
 
 IDLE_PAUSE_S = 5.0
 """Pause before what failed is tried again."""
@@ -89,6 +94,7 @@ class TableScan:
     :ivar ring_digest: digest of the ring for which the last wave was cut
     :ivar snapshots: what is read with mode ``sstable``; None: the cluster is
     :ivar idle: number of waves in a row that read no range
+    :ivar died: how a worker has died that was reading it; empty: none has. Then it is read alone
     :ivar seconds: how long the table was read
     """
 
@@ -100,6 +106,7 @@ class TableScan:
     ring_digest: str
     snapshots: SnapshotSplits | None = None
     idle: int = 0
+    died: str = ""
     began_s: float = field(default_factory=time.monotonic)
     seconds: float = 0.0
 
@@ -143,6 +150,8 @@ def run(application: Application) -> tuple[Report, ExitCode]:
         scan = by_id[collector.ledger.bootstrap_id]
         if scan.latest.state != COMPLETED:
             say(store, scan.plan, "scan", progress.fraction)
+            if not is_owned(collector):  # it was cancelled at this very moment
+                forget(store, f"{BOOTSTRAPS}{scan.plan.scan.table.table_id}")
 
     collectors = [scan.collector for scan in scans]
     with (
@@ -212,7 +221,16 @@ class Publisher:
         if not scan.collector.over:
             scan.collector.over = True
             scan.seconds = time.monotonic() - scan.began_s
-            self._futures[scan.name] = self._pool.submit(finish_table, self._this, scan)
+            self._futures[scan.name] = self._pool.submit(self._finish, scan)
+
+    def _finish(self, scan: TableScan) -> tuple[Report, ExitCode]:
+        code = ExitCode.FATAL
+        try:
+            report, code = finish_table(self._this, scan)
+            return report, code
+        finally:
+            if code:
+                scan.collector.fail()
 
     def note(self, outcome: Outcome) -> None:
         """Wait for all tables, and note what became of them."""
@@ -233,7 +251,7 @@ def finish_table(this: Run, scan: TableScan) -> tuple[Report, ExitCode]:
         this.state.publishing(plan.bootstrap)
 
     check_schema(this.shared, plan)
-    report = describe(collector, scan.seconds)
+    report = describe(collector, scan.seconds, scan.died)
     if collector.left:
         return report, ExitCode.COMPLETED_WITH_ERRORS
     if scan.latest.state != COMPLETED and scan.begin:
@@ -258,7 +276,7 @@ def read_all(this: Run, scans: Sequence[TableScan], spark_context: Any, outcome:
         control.watch_limits(application.store, application.run, cluster_limits(config))
         task = BootstrapTask(config, control.address)
         for wave in itertools.count():
-            wanted = [scan for scan in scans if scan.must_read]
+            wanted = next_to_read(scans)
             if not wanted:
                 return
             if all(scan.idle for scan in wanted):
@@ -266,9 +284,20 @@ def read_all(this: Run, scans: Sequence[TableScan], spark_context: Any, outcome:
             _read_wave(this, wave, wanted, task, spark_context, outcome)
 
 
+def next_to_read(scans: Sequence[TableScan]) -> list[TableScan]:
+    """Return the tables of the next wave: all of which no worker has died; then each other alone, by turns."""
+    wanted = [scan for scan in scans if scan.must_read]
+    suspects = sorted((scan for scan in wanted if scan.died), key=lambda scan: scan.idle)
+    return [scan for scan in wanted if not scan.died] or suspects[:1]
+
+
 def _read_wave(
     this: Run, wave: int, wanted: Sequence[TableScan], task: BootstrapTask, spark_context: Any, outcome: Outcome
 ) -> None:
+    """Read once what is left of some tables, in one Spark job.
+
+    :raises Exception: Spark has ended; or a Spark task has failed, and the run is for one table
+    """
     left = {scan.name: scan.collector.left for scan in wanted}
     splits = max(this.application.config.scan.min_splits, 2 * spark_context.defaultParallelism)
     least, began_s = math.ceil(splits / len(wanted)), time.monotonic()
@@ -277,12 +306,13 @@ def _read_wave(
         try:
             pieces, size = plan_pieces(this, wave, scan, left[scan.name], least, began_s)
         except Exception as error:
-            scan.collector.over = True
+            scan.collector.fail()
             outcome.failed(scan.name, error)
             continue
         scan.collector.failed.clear()
         scan.collector.begin(piece.name for piece in pieces)
         sized += [(size / len(pieces), piece) for piece in pieces]
+    reason = "a Spark worker has died that was reading it"
     try:
         if groups := together(sized, spark_context.defaultParallelism):
             spark_context.parallelize(groups, len(groups)).foreachPartition(task)
@@ -290,18 +320,24 @@ def _read_wave(
         if spark_is_gone(spark_context) or (outcome.alone and wanted[0].collector.fatal is None):
             raise
         # A worker has died, maybe for one table's rows. What is left of all is tried again, as after unread ranges.
+        reason = f"{reason}: {plain(error)}"
         print(f"ringsync: warning: a Spark task failed: {plain(error)}", flush=True)
+    ends = {scan.name: scan.collector.end_wave() for scan in wanted}
+    # If nothing at all was begun, Spark is at fault: this must not go on for ever.
+    all_count = len(wanted) == 1 or not any(was_begun for was_begun, _ in ends.values())
     for scan in wanted:
-        scan.collector.forget_readers()
+        was_begun, has_died = ends[scan.name]
+        scan.died = reason if has_died else scan.died
         if not scan.collector.over:
-            _settle(this, scan, left[scan.name], outcome)
+            _settle(this, scan, outcome)
+        if scan.collector.left != left[scan.name]:
+            scan.idle = 0
+        elif all_count or (was_begun and not has_died):
+            scan.idle += 1
 
 
-def _settle(this: Run, scan: TableScan, left: TokenSet, outcome: Outcome) -> None:
-    """After a wave, note if a table has failed, or if nothing of it was read.
-
-    :param left: what was left of it before the wave
-    """
+def _settle(this: Run, scan: TableScan, outcome: Outcome) -> None:
+    """After a wave, note if a table has failed."""
     collector = scan.collector
     try:
         if collector.fatal is not None:
@@ -312,9 +348,8 @@ def _settle(this: Run, scan: TableScan, left: TokenSet, outcome: Outcome) -> Non
             raise collector.fatal
     except Exception as error:
         check_not_replaced(this.application.run, error)
-        collector.over = True
+        collector.fail()
         outcome.failed(scan.name, error)
-    scan.idle = scan.idle + 1 if collector.left == left else 0
 
 
 def plan_pieces(
@@ -393,9 +428,10 @@ def check_schema(shared: Shared, plan: BootstrapPlan) -> None:
         )
 
 
-def describe(collector: Collector, seconds: float) -> Report:
+def describe(collector: Collector, seconds: float, died: str = "") -> Report:
     """Return the report of what was read, by this run and by those before it.
 
+    :param died: how a worker has died that was reading the table; empty: none has
     :raises StepError: rows of this run are unaccounted for
     """
     ranges, ledger = collector.ranges, collector.ledger
@@ -424,7 +460,8 @@ def describe(collector: Collector, seconds: float) -> Report:
         "failed_ranges": [[r.start, r.end, reason] for r, reason in sorted(collector.failed.items())],
     }
     if collector.left:
-        first = collector.failed[min(collector.failed)] if collector.failed else f"{collector.left[0]} is the first"
+        found = collector.failed
+        first = found[min(found)] if found else f"{collector.left[0]} is the first{died and '; '}{died}"
         report["error"] = (
             f"{len(collector.left)} token ranges could not be read: {first}. "
             "Nothing was published; what was read is kept: mend the cause and run bootstrap_table again"

@@ -116,6 +116,7 @@ class BootstrapTask:
 
     def _read_with(self, control: ControlClient, store: ObjectStore, piece: Piece) -> None:
         driver = TableControl(control, piece.table.plan.bootstrap.id)
+        driver.call("began", name=piece.name)
         files = RowFiles(self.config, piece.table, store, piece.name)
         writer = RangeWriter(files, driver, piece.name, self.config.scan.commit_interval_s)
         try:
