@@ -116,22 +116,16 @@ def _bootstrap(arguments: argparse.Namespace, console: Console) -> ExitCode:
 
 def _cancel(arguments: argparse.Namespace, console: Console) -> ExitCode:
     from ringsync.steps.bootstrap.cancel import cancel
+    from ringsync.steps.tables import Outcome, text_of
 
     config = load_config(arguments.conf)
     store, state = store_of(config), BootstrapState(connect(cluster_settings(config)), config.state.keyspace)
-    patterns, code = _patterns(arguments), ExitCode.OK
-    for keyspace, name in _to_cancel(state, patterns):
-        try:
-            cancelled = cancel(config, store, state, keyspace, name)
-        except (StateError, StepError, SchemaError, StorageError, StreamError) as error:
-            if len(patterns) == 1 and patterns[0].is_name:
-                raise
-            say_error(error)
-            code = ExitCode.COMPLETED_WITH_ERRORS
-            continue
-        table = f"{printable(keyspace)}.{printable(name)}"
+    patterns = _patterns(arguments)
+    outcome = Outcome(alone=len(patterns) == 1 and patterns[0].is_name)
+    for name, cancelled in cancel(config, store, state, _to_cancel(state, patterns), outcome):
+        table = text_of(name)
         say(console, f"bootstrap {cancelled.id} of {table} is cancelled; the replica is what it was before")
-    return code
+    return ExitCode.COMPLETED_WITH_ERRORS if outcome.failures else ExitCode.OK
 
 
 def _to_cancel(state: BootstrapState, patterns: Sequence[TablePattern]) -> list[tuple[str, str]]:

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from ringsync.cluster.schema import read_table
-from ringsync.cluster.session import ClusterSettings, connect
-from ringsync.steps.bootstrap.prepare import enable_cdc
+from ringsync.cluster.session import ClusterError, ClusterSettings, connect
+from ringsync.cluster.shared import Shared
+from ringsync.steps.bootstrap.enable_cdc import enable_cdc
 from servers.cassandra import CassandraNode, NodeSettings
 
 pytestmark = pytest.mark.server
@@ -40,9 +41,15 @@ def test_what_was_prepared_before_is_captured(tmp_path: Path, cache: Path, versi
 
             grace = session.execute(GRACE).one()
             own = connect(ClusterSettings((settings.address,), settings.native_port))
-            assert enable_cdc(own, read_table(own, "shop", "orders")) == "enabled now"
-            assert enable_cdc(own, read_table(own, "shop", "orders")) == "was enabled"
+            orders, shared = read_table(own, "shop", "orders"), Shared(own)
+            assert enable_cdc(shared, orders) == "enabled now"
+            assert enable_cdc(shared, orders) == "was enabled"
             assert session.execute(GRACE).one() == grace
+            # A run that was killed may have altered the table a moment ago: other nodes may not know of it yet.
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(own.cluster.control_connection, "wait_for_schema_agreement", lambda: False)
+                with pytest.raises(ClusterError, match="the nodes do not agree on the schema: try again"):
+                    enable_cdc(shared, orders)
             session.execute(prepared["orders"], (2,))
             deadline = time.monotonic() + 20
             while not indexes(node):

@@ -33,6 +33,7 @@ from ringsync.steps.bootstrap.cancel import cancel
 from ringsync.steps.bootstrap.node_snapshot import IncompleteSnapshotError
 from ringsync.steps.bootstrap.old_snapshots import ClearsAside, clear_old
 from ringsync.steps.replica import verify as replica_verify
+from ringsync.steps.tables import Outcome
 from ringsync.streams.files import FileStream
 from ringsync.wiring import cluster_settings, store_of
 from servers.cassandra import CassandraNode
@@ -84,6 +85,11 @@ class World:
         keyspace, _, short = table.partition(".")
         application = Application(name, str(self.conf), config, self.store, (keyspace, short), run, given)
         return STEPS[name].run(application)
+
+    def cancel(self, table: str) -> None:
+        """Cancel the bootstrap of one table."""
+        keyspace, _, short = table.partition(".")
+        [*cancel(load_config(self.conf), self.store, self.state, [(keyspace, short)], Outcome(alone=True))]
 
     def all_steps(self, table: str, run: str, **options: Any) -> Report:
         """All steps; gives the report of the scan."""
@@ -270,7 +276,7 @@ def test_cancelling_clears_the_snapshot(world: World, troubled: str) -> None:
     prepare(world.conf, troubled, "cancelled")
     world.step("sstable_snapshot", troubled, "cancelled")
     assert len(world.snapshots()) == len(world.copies()) == 1
-    cancel(load_config(world.conf), world.store, world.state, *troubled.split("."))
+    world.cancel(troubled)
     assert world.snapshots() == world.copies() == []
 
 
@@ -297,7 +303,7 @@ def test_a_snapshot_that_was_left_is_cleared_by_the_next_run(world: World, troub
     assert world.copies() == []
     with pytest.raises(StepError, match=r"has no snapshots|no snapshot was taken yet"):
         world.step("bootstrap_scan", troubled, "instead")
-    cancel(load_config(world.conf), world.store, world.state, *troubled.split("."))
+    world.cancel(troubled)
 
 
 def test_a_node_without_a_snapshot_is_named(world: World, troubled: str) -> None:
@@ -341,7 +347,7 @@ def test_an_incomplete_snapshot_fails(world: World, troubled: str) -> None:
         file.unlink()
     with pytest.raises(IncompleteSnapshotError, match=f"lists {stem}Data.db, which are not there"):
         world.step("sstable_snapshot", troubled, "incomplete")
-    cancel(load_config(world.conf), world.store, world.state, *troubled.split("."))
+    world.cancel(troubled)
 
 
 def test_damage_fails_its_range_and_the_rest_is_kept(world: World, troubled: str) -> None:

@@ -15,6 +15,7 @@ from typing import Any, Generic, TypeVar
 from ringsync.cluster.cluster import read_hosts, read_replications
 from ringsync.cluster.node import ask_one, one_node, schema_version
 from ringsync.cluster.schema import SYSTEM_KEYSPACES, read_table, tables_of
+from ringsync.cluster.session import ClusterError
 from ringsync.ring.ring import Host, RingSnapshot
 from ringsync.schema.table import TableSchema
 
@@ -94,6 +95,8 @@ class Shared:
         self._lock = threading.Lock()
         self._hosts: Reading[tuple[Host, ...]] = Reading(lambda _: read_hosts(session))
         self._rings: dict[str, Reading[RingSnapshot]] = {}
+        # The driver's own answer is always no: our sessions read no schema metadata.
+        self._agreement = Reading(lambda _: session.cluster.control_connection.wait_for_schema_agreement())
 
     def table(self, keyspace: str, name: str) -> TableSchema:
         """Return a table as it is now.
@@ -118,6 +121,15 @@ class Shared:
     def _read_ring(self, keyspace: str, moment_s: float) -> RingSnapshot:
         hosts = self._hosts.since(moment_s)
         return RingSnapshot(hosts, read_replications(self.session, [keyspace])[keyspace])
+
+    def wait_for_agreement(self, moment_s: float) -> None:
+        """Wait until all nodes agree on a schema that is at least as new as the one of a moment.
+
+        :param moment_s: of the monotonic clock, s
+        :raises ClusterError: they do not
+        """
+        if not self._agreement.since(moment_s):
+            raise ClusterError("the nodes do not agree on the schema: try again once all of them are up")
 
     @property
     def datacenter(self) -> str:

@@ -10,13 +10,14 @@ import json
 import secrets
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
 from ringsync.cluster.schema import read_tables
+from ringsync.cluster.shared import TableName
 from ringsync.config import Config
 from ringsync.ledger.passes import mark
 from ringsync.ledger.topic_owners import take_topic
-from ringsync.schema.table import TableSchema
+from ringsync.schema.table import Schema, TableSchema
 from ringsync.state.bootstrap import COMPLETED, Bootstrap, BootstrapState
 from ringsync.status import BOOTSTRAPS, forget
 from ringsync.steps.application import StepError
@@ -24,13 +25,30 @@ from ringsync.steps.bootstrap.leftovers import remove_leftovers
 from ringsync.steps.bootstrap.old_snapshots import clear_finished
 from ringsync.steps.passes.follow_ups import publish_passes
 from ringsync.steps.sync_plan import sync_table
+from ringsync.steps.tables import Outcome, attempts
 from ringsync.storage.port import ObjectStore
 from ringsync.streams.files import data_topic
 
 
-def cancel(config: Config, store: ObjectStore, state: BootstrapState, keyspace: str, name: str) -> Bootstrap:
-    """Cancel the unfinished bootstrap of a table. Running it again is safe.
+def cancel(
+    config: Config, store: ObjectStore, state: BootstrapState, tables: Sequence[TableName], outcome: Outcome
+) -> Iterator[tuple[TableName, Bootstrap]]:
+    """Cancel the unfinished bootstraps of tables, some at once. Running it again is safe.
 
+    :param outcome: gets the failures; those of a table that is alone are raised, as :func:`cancel_one` does
+    :returns: each table with its cancelled bootstrap
+    """
+    known = read_tables(state.session)
+    yield from attempts("", tables, lambda name: cancel_one(config, store, state, known, *name), outcome)
+    clear_finished(config, store, state)
+
+
+def cancel_one(
+    config: Config, store: ObjectStore, state: BootstrapState, known: Schema, keyspace: str, name: str
+) -> Bootstrap:
+    """Cancel the unfinished bootstrap of a table.
+
+    :param known: all tables, as they were a moment ago
     :returns: the cancelled bootstrap
     :raises StepError: there is none; the table cannot be read; all of it is copied, and the table is there; another has
         begun meanwhile
@@ -39,7 +57,8 @@ def cancel(config: Config, store: ObjectStore, state: BootstrapState, keyspace: 
     if latest is None or latest.state == COMPLETED:
         raise StepError(f"{keyspace}.{name} has no unfinished bootstrap")
     table_id = str(json.loads(latest.specification)["table_id"])
-    schema = read_tables(state.session)
+    # One that is not known was dropped, or has been created since.
+    schema = known if table_id in known.by_id() else read_tables(state.session)
     table = schema.by_id().get(table_id)
     for unreadable in schema.unreadable:
         if unreadable.table_id == table_id:
@@ -62,7 +81,6 @@ def cancel(config: Config, store: ObjectStore, state: BootstrapState, keyspace: 
                 )
 
         end(config, store, table, latest.id, check)
-    clear_finished(config, store, state)
     forget(store, f"{BOOTSTRAPS}{table_id}")
     return latest
 

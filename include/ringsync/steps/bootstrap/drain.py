@@ -17,15 +17,16 @@ from ringsync.config import Config
 from ringsync.ledger.followed import keep_following
 from ringsync.ledger.passes import mark
 from ringsync.state.bootstrap import SCANNING, BootstrapState
+from ringsync.state.session import StateError
 from ringsync.status import BOOTSTRAPS, STALE_AFTER_S, age_s, forget, read_status
 from ringsync.steps.application import Application, ExitCode, Report, StepError
 from ringsync.steps.bootstrap.old_snapshots import clear_finished
-from ringsync.steps.bootstrap.plan import SSTABLE, BootstrapPlan, plans_to_follow
+from ringsync.steps.bootstrap.plan import SSTABLE, BootstrapPlan, completed_since, plans_to_follow
 from ringsync.steps.bootstrap.prepare import check_not_cancelled
 from ringsync.steps.passes.follow_ups import publish_passes
 from ringsync.steps.sync_plan import sync_table
-from ringsync.steps.tables import Outcome, each, in_all
-from ringsync.storage.port import ObjectStore
+from ringsync.steps.tables import Outcome, each, in_all, text_of
+from ringsync.storage.port import ObjectStore, StorageError
 from ringsync.streams.relay import relay
 from ringsync.streams.sink import RelayError, Sink
 from ringsync.wiring import cluster_settings, sink_of
@@ -45,7 +46,16 @@ def run(application: Application) -> tuple[Report, ExitCode]:
     state = BootstrapState(connect(cluster_settings(config)), config.state.keyspace)
     with closing(KafkaFeed(application)) as kafka:
         each(application.run, plans, lambda name: drain_table(application, state, plans[name], kafka), outcome)
-    return in_all(outcome, last=not outcome.alone and application.options.last)
+    if any(plan.mode == SSTABLE for plan in plans.values()):
+        # Once for all tables, since it looks at all bootstraps. After a kill the repeated step does it.
+        try:
+            clear_finished(config, application.store, state)
+        except (StorageError, StateError) as error:  # the tables are completed all the same
+            print(f"ringsync: warning: old snapshots stay for now: {error}", flush=True)
+    last = not outcome.alone and application.options.last
+    since = completed_since(application, state, outcome) if last else []
+    report, code = in_all(outcome, last=last)
+    return {**report, **({"completed_since": [*map(text_of, since)]} if last else {})}, code
 
 
 def drain_table(
@@ -59,8 +69,6 @@ def drain_table(
     report: Report = {"bootstrap": plan.bootstrap.id, **cut_over(store, config, plan)}
     report["kafka_messages"] = kafka.feed(plan)
     state.complete(plan.bootstrap)
-    if plan.mode == SSTABLE:
-        clear_finished(config, store, state)
     forget(store, f"{BOOTSTRAPS}{plan.scan.table.table_id}")
     return report, ExitCode.OK
 

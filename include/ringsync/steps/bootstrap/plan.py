@@ -7,10 +7,15 @@ It is ``plans/bootstrap/<run>.json``. In a run for several tables each has its o
 from __future__ import annotations
 
 import json
+import time
+from calendar import timegm
 from dataclasses import asdict, dataclass
 
+from ringsync.cql.identifiers import parse_table_pattern
+from ringsync.ledger.table_versions import versions_of
+from ringsync.schema.table import TableSchema
 from ringsync.sources.scan.plan import ScanPlan
-from ringsync.state.bootstrap import Bootstrap
+from ringsync.state.bootstrap import COMPLETED, PUBLISHING, UNFINISHED, Bootstrap, BootstrapState
 from ringsync.steps.application import Application, StepError
 from ringsync.steps.tables import Outcome, failed_before
 from ringsync.storage.port import AlreadyExistsError, ObjectStore, get_json
@@ -83,6 +88,59 @@ def plans_to_follow(application: Application, outcome: Outcome) -> dict[TableNam
     if not plans and not outcome.failures:
         raise StepError(f"run {application.run} has no plan: run bootstrap_prepare with the same --run first")
     return {name: plan for name, plan in plans.items() if outcome.goes_on(name)}
+
+
+def completed_since(application: Application, state: BootstrapState, outcome: Outcome) -> list[TableName]:
+    """Forget the failures of tables in earlier steps of a run whose bootstrap another run has completed since.
+
+    Else the last step of a run, done again, would fail for ever by what its earlier steps have reported once.
+
+    :param outcome: with the failures; those that are forgotten are removed
+    :returns: these tables
+    """
+    report = get_json(application.store, f"reports/bootstrap_prepare/{application.run}.json") or {}
+    unplanned, plans = report.get("failed") or {}, plans_of(application.store, application.run)
+    found = []
+    for text in list(outcome.failures):
+        pattern = parse_table_pattern(text)
+        latest = state.find(*pattern.name) if pattern.is_name else None
+        if latest is None or latest.state != COMPLETED:
+            continue
+        plan = plans.get(pattern.name)
+        if text in unplanned:
+            is_since = latest.as_of >= timegm(time.strptime(report["started_at"], "%Y-%m-%dT%H:%M:%SZ"))
+        else:
+            is_since = plan is not None and (latest.id == plan.bootstrap.id or latest.as_of > plan.bootstrap.as_of)
+        if is_since:
+            del outcome.failures[text]
+            found.append(pattern.name)
+    return found
+
+
+def to_continue(
+    store: ObjectStore, latest: Bootstrap | None, table: TableSchema, specification: str
+) -> tuple[Bootstrap, TableSchema] | None:
+    """Return the unfinished bootstrap that a run goes on with, and the table as that copies it.
+
+    If the table was altered after everything was copied, the rows fit the table as it was then. They are published so,
+    and the replica follows the table afterwards.
+
+    :param latest: the table's latest bootstrap
+    :param specification: that of a bootstrap that would begin now
+    :returns: None: there is none, or it has other parameters; or the table was altered before all was copied, or only
+        some columns are copied
+    :raises TableVersionError: a version of the table is damaged
+    """
+    if latest is None or latest.state not in UNFINISHED:
+        return None
+    if latest.specification == specification:
+        return latest, table
+    then, now = json.loads(latest.specification), json.loads(specification)
+    digest, _ = then.pop("schema_digest"), now.pop("schema_digest")
+    if latest.state != PUBLISHING or table.is_selection or then != now:
+        return None
+    copied = next((version for version in versions_of(store, table) if version.digest == digest), None)
+    return None if copied is None else (latest, copied)
 
 
 def keep_plan(store: ObjectStore, plan: BootstrapPlan, table: TableName | None = None) -> BootstrapPlan:

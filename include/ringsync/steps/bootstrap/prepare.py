@@ -20,13 +20,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cassandra import InvalidRequest, Unauthorized
-from cassandra.protocol import ConfigurationException
-
 from ringsync.cluster.cluster import read_size_estimate
 from ringsync.cluster.control import get_limits
 from ringsync.cluster.limits import Limiter
-from ringsync.cluster.node import one_node
 from ringsync.cluster.schema import read_table
 from ringsync.cluster.session import connect
 from ringsync.cluster.shared import Shared, TableName, read_known_tables
@@ -38,7 +34,6 @@ from ringsync.ledger.topic_owners import take_topic, topic_owners
 from ringsync.replica.base import base_folder, replaced_table
 from ringsync.replica.delta_log import read_snapshot
 from ringsync.ring.tokens import fraction
-from ringsync.schema.table import TableSchema
 from ringsync.sources.scan.forecast import PAGE_ROWS, PLACES, Forecast, sample
 from ringsync.sources.scan.plan import ScanPlan, Selection
 from ringsync.sources.scan.planning import make_scan_plan
@@ -46,9 +41,18 @@ from ringsync.sources.scan.scan import ScanError, scan_query, scan_session
 from ringsync.state import bootstrap as states
 from ringsync.status import BOOTSTRAPS, forget
 from ringsync.steps.application import Application, ExitCode, Report, StepError
+from ringsync.steps.bootstrap.enable_cdc import enable_cdc
 from ringsync.steps.bootstrap.leftovers import remove_leftovers
 from ringsync.steps.bootstrap.old_snapshots import clear_old
-from ringsync.steps.bootstrap.plan import OUTPUTS_VERSION, SSTABLE, TOKEN_RANGE, BootstrapPlan, find_plan, keep_plan
+from ringsync.steps.bootstrap.plan import (
+    OUTPUTS_VERSION,
+    SSTABLE,
+    TOKEN_RANGE,
+    BootstrapPlan,
+    find_plan,
+    keep_plan,
+    to_continue,
+)
 from ringsync.steps.loop import put_status
 from ringsync.steps.own_keyspace import create_state
 from ringsync.steps.tables import Outcome, chosen, each, in_all
@@ -167,8 +171,9 @@ def prepare_table(preparation: Preparation, name: TableName) -> tuple[Report, Ex
     specification = specify(application, scan)
     latest = state.find(*name)
     continued = None
-    if latest and not options.restart and latest.state in states.UNFINISHED and latest.specification == specification:
-        continued = latest
+    if not options.restart and (found := to_continue(store, latest, scan.table, specification)):
+        continued, specification = found[0], found[0].specification
+        scan = replace(scan, table=found[1])
     report = {
         "dry_run": options.dry_run,
         "mode": mode,
@@ -189,8 +194,7 @@ def prepare_table(preparation: Preparation, name: TableName) -> tuple[Report, Ex
     if not preparation.are_many:
         create_state(session, config)
     if options.enable_cdc:
-        with shared.schema_changes:
-            report["cdc"] = enable_cdc(session, scan.table)
+        report["cdc"] = enable_cdc(shared, scan.table)
     plan = find_plan(store, application.run, plan_of)
     if plan is None:
         bootstrap = continued or begin(application, state, scan, specification, latest)
@@ -327,37 +331,6 @@ def say(store: ObjectStore, plan: BootstrapPlan, step: str, share: float = 0.0) 
     table = plan.scan.table
     status = {"table": table.full_name, "table_id": table.table_id, "bootstrap": plan.bootstrap.id, "run": plan.run}
     put_status(store, BOOTSTRAPS.rstrip("/"), table.table_id, {**status, "step": step, "fraction": round(share, 4)})
-
-
-def enable_cdc(session: Any, table: TableSchema) -> str:
-    """Enable cdc on a table, also for statements that were prepared before.
-
-    A prepared statement keeps the old table options, so its writes would not be captured. Only a change of
-    ``gc_grace_seconds`` or ``default_time_to_live`` makes Cassandra prepare statements anew
-    (TableMetadata.changeAffectsPreparedStatements, 4.0 to 5.0). So the former is one second longer for a moment.
-
-    :raises StepError: the nodes do not allow it, or do not agree on the schema
-    """
-    query = "SELECT cdc, gc_grace_seconds FROM system_schema.tables WHERE keyspace_name = %s AND table_name = %s"
-    options = session.execute(query, (table.keyspace, table.name)).one()
-    if options.cdc:
-        return "was enabled"
-    grace = int(options.gc_grace_seconds)
-    other = grace + 1 if grace < 2**31 - 1 else grace - 1
-    # Both on one node: another may not know of cdc yet, and each ALTER writes all options of the table again.
-    node = one_node(session)
-    try:
-        node.execute(f"ALTER TABLE {table.full_name} WITH cdc = true AND gc_grace_seconds = {other}")
-        node.execute(f"ALTER TABLE {table.full_name} WITH gc_grace_seconds = {grace}")
-    except (InvalidRequest, ConfigurationException, Unauthorized) as error:
-        raise StepError(
-            f"cdc cannot be enabled on {table.full_name}: {error}. Every node needs cdc_enabled: true in "
-            "cassandra.yaml, and this user the right to ALTER the table (docs/sync.md)"
-        ) from error
-    # The driver's own answer is always no: our sessions read no schema metadata.
-    if not session.cluster.control_connection.wait_for_schema_agreement():
-        raise StepError("the nodes do not agree on the schema after cdc was enabled: try again once all of them are up")
-    return "enabled now"
 
 
 def read_a_little(

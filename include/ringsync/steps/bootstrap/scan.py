@@ -36,7 +36,7 @@ from ringsync.ring.splits import SizeEstimate, Split
 from ringsync.ring.tokens import TokenSet, fraction, intersection, subtract
 from ringsync.sources.scan.plan import split_to_json
 from ringsync.sources.scan.planning import cut
-from ringsync.state.bootstrap import COMPLETED, Bootstrap, BootstrapState
+from ringsync.state.bootstrap import COMPLETED, PUBLISHING, Bootstrap, BootstrapState
 from ringsync.status import BOOTSTRAPS, forget
 from ringsync.steps.application import Application, ExitCode, Report, StepError, driver_host, plain, spark_is_gone
 from ringsync.steps.bootstrap.collect import Collector, handlers, is_owned, reported
@@ -63,6 +63,9 @@ from ringsync.wiring import cluster_limits, cluster_settings
 IDLE_WAVES = 3
 """After so many waves in a row that began to read a table and read no range of it, its ranges that are left count as
 unreadable. A wave in which a worker has died counts only if the table was alone in it."""
+
+COPIED = (PUBLISHING, COMPLETED)
+"""States of a bootstrap that has copied everything."""
 
 IDLE_PAUSE_S = 5.0
 """Pause before what failed is tried again."""
@@ -169,8 +172,9 @@ def run(application: Application) -> tuple[Report, ExitCode]:
 def open_table(this: Run, plan: BootstrapPlan) -> TableScan:
     """Begin or continue the bootstrap of a table, and become its owner; the errors are those of :func:`run`."""
     config, store, state = this.application.config, this.application.store, this.state
-    check_schema(this.shared, plan)
-    latest = check_not_cancelled(state.find(plan.bootstrap.keyspace, plan.bootstrap.table), plan)
+    found = state.find(plan.bootstrap.keyspace, plan.bootstrap.table)
+    check_schema(this.shared, plan, is_copied=found is not None and found.state in COPIED)
+    latest = check_not_cancelled(found, plan)
     begin = begin_pass(store, plan, latest, lambda: check_scanning(state.find(latest.keyspace, latest.table), plan))
     wait_until_free(state, plan.bootstrap, this.application.run)
     ledger = state.take_over(plan.bootstrap.id, this.owner)
@@ -250,7 +254,7 @@ def finish_table(this: Run, scan: TableScan) -> tuple[Report, ExitCode]:
         collector.ledger.check()
         this.state.publishing(plan.bootstrap)
 
-    check_schema(this.shared, plan)
+    check_schema(this.shared, plan, is_copied=scan.latest.state in COPIED)
     report = describe(collector, scan.seconds, scan.died)
     if collector.left:
         return report, ExitCode.COMPLETED_WITH_ERRORS
@@ -408,20 +412,22 @@ def _topology_changed(config: Config, before: str, now: str) -> None:
     print(f"ringsync: the ring has changed ({before[:12]} is {now[:12]} now): the rest is planned anew", flush=True)
 
 
-def check_schema(shared: Shared, plan: BootstrapPlan) -> None:
+def check_schema(shared: Shared, plan: BootstrapPlan, *, is_copied: bool = False) -> None:
     """Check that the table still is what the plan says.
 
+    :param is_copied: whether this was checked after all was copied: the rows fit the plan, whatever is altered since
     :raises StepError: it is not
     """
     planned = plan.scan.table
     now = shared.table(planned.keyspace, planned.name)
     columns = {column.name for column in now.columns}
     wanted = [column.name for column in planned.columns]
-    same = (
-        now.digest == planned.digest
-        if plan.scan.selection.columns is None
-        else (columns >= set(wanted) and now.only(wanted).digest == planned.digest)
-    )
+    if is_copied:
+        same = now.table_id == planned.table_id
+    elif plan.scan.selection.columns is None:
+        same = now.digest == planned.digest
+    else:
+        same = columns >= set(wanted) and now.only(wanted).digest == planned.digest
     if not same:
         raise StepError(
             f"the schema of {planned.full_name} changed since the bootstrap was planned: trigger bootstrap_table again"

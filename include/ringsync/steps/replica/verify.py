@@ -21,6 +21,7 @@ from ringsync.ledger.table_versions import as_recorded, version_of
 from ringsync.ring.tokens import WHOLE_RING
 from ringsync.sources.scan.plan import ScanPlan, Selection, within
 from ringsync.sources.scan.planning import make_scan_plan
+from ringsync.state.bootstrap import BootstrapState
 from ringsync.status import Status, read_statuses
 from ringsync.steps.application import (
     Application,
@@ -33,7 +34,17 @@ from ringsync.steps.application import (
 )
 from ringsync.steps.replica.follow_schema import followed_state
 from ringsync.steps.replica.session import check_session
-from ringsync.steps.tables import BackgroundSpark, Failure, Outcome, attempts, chosen, failed_before, halved, in_all
+from ringsync.steps.tables import (
+    BackgroundSpark,
+    Failure,
+    Outcome,
+    attempts,
+    chosen,
+    failed_before,
+    halved,
+    in_all,
+    text_of,
+)
 from ringsync.storage import delta_options, spark_options
 from ringsync.storage.port import ObjectStore
 from ringsync.wiring import cluster_settings
@@ -83,7 +94,7 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
         tables = [application.one_table]
     else:
         known = read_known_tables(session, [config.state.keyspace])
-        tables, more = tables_of(application, known, outcome)
+        tables, more = tables_of(application, BootstrapState(session, config.state.keyspace), known, outcome)
     shared = Shared(session, known)
     title = f"{len(tables)} tables" if application.patterns else ".".join(tables[0])
     store_options = spark_options(**config.store.model_dump())
@@ -99,17 +110,22 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
     return {**report, **more}, code
 
 
-def tables_of(application: Application, known: KnownTables, outcome: Outcome) -> tuple[list[TableName], dict[str, Any]]:
+def tables_of(
+    application: Application, state: BootstrapState, known: KnownTables, outcome: Outcome
+) -> tuple[list[TableName], dict[str, Any]]:
     """Find the tables of a run for several: those of its bootstrap, or all that are named and have a replica.
 
-    :returns: the tables, and more for the report: the tables that a pattern matches, and that have no replica
+    :returns: the tables, and more for the report: the tables that other runs have completed since they failed in this
+        one; or those that a pattern matches, and that have no replica
     """
-    from ringsync.steps.bootstrap.plan import plans_of
+    from ringsync.steps.bootstrap.plan import completed_since, plans_of
 
     store = application.store
     outcome.failures = failed_before(application)
     if (plans := plans_of(store, application.run)) or outcome.failures:
-        return [name for name in plans if outcome.goes_on(name)], {}
+        since = completed_since(application, state, outcome)
+        tables = [name for name in dict.fromkeys((*plans, *since)) if outcome.goes_on(name)]
+        return tables, {"completed_since": [*map(text_of, since)]}
     tables, outcome.failures = chosen(application.patterns, known)
     keys = {stat.key.split("/base/")[0] for stat in store.list("replica/") if "/base/_delta_log/" in stat.key}
     named = {pattern.name for pattern in application.patterns if pattern.is_name}
@@ -179,11 +195,11 @@ def compare_tables(
         return [found[one.number] for one in some]
 
     is_gone = partial(spark_is_gone, context)
-    sums = halved(summed, opened, is_gone)
+    sums: list[Any] = halved(summed, opened, is_gone)
     small = [
         SmallTable(number, verified.sides, ranges, limit)
         for number, (verified, of) in enumerate(zip(opened, sums, strict=True))
-        if isinstance(of, tuple) and is_small(verified.sides) and (ranges := differing_ranges(*of, edges))
+        if isinstance(of, tuple) and is_small(verified.sides) and (ranges := differing_ranges(of[0], of[1], edges))
     ]
     lines = dict(zip((one.number for one in small), halved(compared, small, is_gone), strict=True))
     for number, verified in enumerate(opened):
