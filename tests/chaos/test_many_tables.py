@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 from cassandra.concurrent import execute_concurrent_with_args
 
+from ringsync.cli import main
 from ringsync.cluster.schema import read_table
 from ringsync.config import load_config
 from ringsync.state.session import StateSession
+from ringsync.status import BOOTSTRAPS, read_statuses
 from ringsync.steps.application import ExitCode
 from ringsync.steps.bootstrap.plan import plans_of
 from ringsync.wiring import store_of
@@ -176,6 +178,51 @@ def test_a_table_that_kills_workers_fails_alone(
     verified = report_of(conf, STEPS[3], "poison")
     assert (verified["tables_done"], verified["rows"], verified["differences"]) == (number, number * rows, 0)
     assert verified["completed_since"] == [f"{keyspace}.{died}"]
+
+
+@pytest.mark.chaos
+def test_cdc_of_many_is_enabled_and_their_bootstraps_are_cancelled(
+    cassandra: CassandraNode, session: Any, keyspace: str, tmp_path: Path
+) -> None:
+    """The first run is killed in between. The next one enables what is left, and all options are what they were."""
+    log, number = tmp_path / "log", 120
+    conf = write_conf(tmp_path, [cassandra])
+    for one in range(number):
+        session.execute(f"CREATE TABLE {keyspace}.c{one:03} (id int PRIMARY KEY, v int) WITH gc_grace_seconds = 777")
+    query = "SELECT table_name, cdc, gc_grace_seconds FROM system_schema.tables WHERE keyspace_name = %s"
+
+    def options() -> list[tuple[bool, int]]:
+        return [
+            (bool(row.cdc), row.gc_grace_seconds)
+            for row in session.execute(query, (keyspace,))
+            if row.table_name.startswith("c")
+        ]
+
+    wanted = f"{keyspace}.c*"
+    with started(log, STEPS[0], conf, wanted, "cdc", "--enable-cdc") as process:
+        while sum(cdc for cdc, _ in options()) < number // 3:
+            assert process.poll() is None, log.read_text()[-3000:]
+            time.sleep(0.05)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait(60)
+    assert sum(cdc for cdc, _ in options()) < number
+    seconds = {}
+    for run in ("cdc", "again"):
+        began = time.monotonic()
+        assert finished(log, STEPS[0], conf, wanted, run, "--enable-cdc") == ExitCode.OK, log.read_text()[-3000:]
+        seconds[run] = round(time.monotonic() - began, 1)
+    assert options() == [(True, 777)] * number
+    told = [table["cdc"] for table in report_of(conf, STEPS[0], "again")["tables"].values()]
+    assert told == ["was enabled"] * number
+    began = time.monotonic()
+    assert main(["bootstrap", "--cancel", "--table", wanted, "--conf", str(conf)]) == ExitCode.OK
+    seconds["cancel"] = round(time.monotonic() - began, 1)
+    print(seconds)
+    assert states(session, keyspace).items() >= {f"c{one:03}": "cancelled" for one in range(number)}.items()
+    assert not any(key.startswith(BOOTSTRAPS) for key in read_statuses(store_of(load_config(conf))))
+    # Nothing is left to cancel: that is said.
+    assert main(["bootstrap", "--cancel", "--table", wanted, "--conf", str(conf)]) == ExitCode.FATAL
+    assert max(seconds.values()) < 60, seconds
 
 
 @pytest.fixture(scope="module")

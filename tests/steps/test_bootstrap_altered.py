@@ -59,6 +59,8 @@ def test_what_is_copied_is_drained(
             assert step("bootstrap_scan", table, run)[1] == ExitCode.OK
     session.execute(f"ALTER TABLE {table} {change}")
     session.execute(f"INSERT INTO {table} (id, v) VALUES (1, 1) USING TIMESTAMP 1001")
+    if not killed_at:  # then the replica is there, and follows the table
+        step("replica_verify", table, f"{run}-between")
     prepared, code = step("bootstrap_prepare", table, again)
     assert (prepared["continues"], prepared["bootstrap"], code) == (first, first, ExitCode.OK)
     scan, code = step("bootstrap_scan", table, again)

@@ -194,7 +194,7 @@ def prepare_table(preparation: Preparation, name: TableName) -> tuple[Report, Ex
     if not preparation.are_many:
         create_state(session, config)
     if options.enable_cdc:
-        report["cdc"] = enable_cdc(shared, scan.table)
+        report["cdc"] = enable_cdc(shared, store, scan.table)
     plan = find_plan(store, application.run, plan_of)
     if plan is None:
         bootstrap = continued or begin(application, state, scan, specification, latest)
