@@ -13,13 +13,13 @@ import pytest
 
 from ringsync.cluster.shared import KnownTables, Reading
 from ringsync.cql.identifiers import parse_table_patterns
-from ringsync.state.bootstrap import LostOwnershipError
+from ringsync.state.bootstrap import COMPLETED, SCANNING, Bootstrap, LostOwnershipError
 from ringsync.steps.application import Application, ExitCode, Report, StepError
-from ringsync.steps.bootstrap.plan import plans_to_follow
+from ringsync.steps.bootstrap.plan import completed_since, plans_to_follow
 from ringsync.steps.tables import Failure, Outcome, at_once, chosen, each, failed_before, halved, in_all, together
 from ringsync.storage.local import LocalStore
 
-A, B, C = ("shop", "a"), ("shop", "b"), ("shop", "Odd")
+A, B, C, D = ("shop", "a"), ("shop", "b"), ("shop", "Odd"), ("shop", "d")
 KNOWN = KnownTables("v1", (A, B, C, ("crm", "c1"), ("crm", "c22")), {})
 
 
@@ -103,6 +103,42 @@ def test_later_steps_leave_out_what_has_failed_before(tmp_path: Path, monkeypatc
     monkeypatch.setattr("ringsync.steps.bootstrap.plan.plans_of", lambda *_: {})
     with pytest.raises(StepError, match="run bootstrap_prepare with the same --run first"):
         plans_to_follow(application("bootstrap_prepare"), Outcome())
+
+
+def test_what_another_run_has_completed_since_has_not_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was completed before the run is old: the run has failed with it."""
+    store, day_s = LocalStore(tmp_path), 86_400
+    reports = {
+        "bootstrap_prepare": {
+            "started_at": "1970-01-11T00:00:00Z",
+            "failed": ["crm.new", "crm.old", "crm.none", "x.*"],
+        },
+        "bootstrap_scan": {"failed": ["shop.a", "shop.b", 'shop."Odd"', "shop.d"]},
+    }
+    for step, report in reports.items():
+        failed = {name: {"error": "altered", "exit_code": 3} for name in report["failed"]}
+        store.put(f"reports/{step}/run.json", json.dumps({**report, "failed": failed}).encode())
+
+    def latest(bootstrap_id: str, day: int, state: str = COMPLETED) -> Bootstrap:
+        return Bootstrap("", "", bootstrap_id, state, "", "", day * day_s)
+
+    found = {
+        ("crm", "new"): latest("n", 11),
+        ("crm", "old"): latest("o", 9),
+        A: latest("a", 10),  # this run's, which another has gone on with
+        B: latest("b2", 11),
+        C: latest("c2", 11, SCANNING),
+        D: latest("d0", 9),
+    }
+    planned = {name: latest(bootstrap_id, 10) for name, bootstrap_id in ((A, "a"), (B, "b"), (C, "c"), (D, "d"))}
+    plans = {name: SimpleNamespace(bootstrap=bootstrap) for name, bootstrap in planned.items()}
+    monkeypatch.setattr("ringsync.steps.bootstrap.plan.plans_of", lambda *_: plans)
+    state: Any = SimpleNamespace(find=lambda *name: found.get(name))
+    config: Any = None
+    verify = Application("replica_verify", "", config, store, None, "run", argparse.Namespace())
+    outcome = Outcome(failures=failed_before(verify))
+    assert completed_since(verify, state, outcome) == [("crm", "new"), A, B]
+    assert {*outcome.failures} == {"crm.old", "crm.none", "x.*", 'shop."Odd"', "shop.d"}
 
 
 def test_small_pieces_share_tasks_and_few_do_not() -> None:
