@@ -16,6 +16,7 @@ from cassandra.concurrent import execute_concurrent_with_args
 from ringsync.cli import main
 from ringsync.cluster.schema import read_table
 from ringsync.config import load_config
+from ringsync.replica.base import base_folder
 from ringsync.state.session import StateSession
 from ringsync.status import BOOTSTRAPS, read_statuses
 from ringsync.steps.application import ExitCode
@@ -144,7 +145,8 @@ if "ringsync.spark_daemon" in sys.orig_argv:
 def test_a_table_that_kills_workers_fails_alone(
     cassandra: CassandraNode, session: Any, keyspace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One table kills the workers of the scan, another those of the verification. All others are done."""
+    """One table kills the workers of the scan, another those of the verification, and one replica cannot be read. All
+    others are done."""
     log, rows, number = tmp_path / "log", 100, 16
     conf = write_conf(tmp_path, [cassandra], verify={"ranges": 4})
     for one in range(number):
@@ -154,7 +156,7 @@ def test_a_table_that_kills_workers_fails_alone(
     (tmp_path / "poison").mkdir()
     (tmp_path / "poison" / "sitecustomize.py").write_text(POISON)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "poison"))
-    wanted, died, kills = f"{keyspace}.p*", "p03", "p05"
+    wanted, died, kills, damaged = f"{keyspace}.p*", "p03", "p05", "p07"
     monkeypatch.setenv("POISONOUS", died)
     codes = [finished(log, step, conf, wanted, "poison") for step in STEPS[:3]]
     assert codes == [0, 0, 0], log.read_text()[-3000:]
@@ -162,17 +164,20 @@ def test_a_table_that_kills_workers_fails_alone(
     assert (scan["tables_done"], scan["rows"]) == (number - 1, (number - 1) * rows)
     assert [*scan["failed"]] == [f"{keyspace}.{died}"]
     assert "a Spark worker has died that was reading it" in scan["failed"][f"{keyspace}.{died}"]["error"]
+    for file in (tmp_path / "lake" / base_folder(keyspace, damaged)).glob("*.parquet"):
+        file.write_bytes(b"PAR1")
     monkeypatch.setenv("POISONOUS", kills)
     assert finished(log, STEPS[3], conf, wanted, "poison") == ExitCode.COMPLETED_WITH_ERRORS, log.read_text()[-3000:]
     verified = report_of(conf, STEPS[3], "poison")
-    assert [*verified["failed"]] == [f"{keyspace}.{died}", f"{keyspace}.{kills}"]
+    assert [*verified["failed"]] == [f"{keyspace}.{one}" for one in (died, kills, damaged)]
     assert "the Spark job that compares only this table fails" in verified["failed"][f"{keyspace}.{kills}"]["error"]
-    assert (verified["tables_done"], verified["rows"], verified["differences"]) == (number - 2, (number - 2) * rows, 0)
+    assert (verified["tables_done"], verified["rows"], verified["differences"]) == (number - 3, (number - 3) * rows, 0)
     # Without poison a further run finishes what is left.
     monkeypatch.setenv("POISONOUS", "")
-    codes = [finished(log, step, conf, f"{keyspace}.{died},{keyspace}.{kills}", "cured") for step in STEPS]
+    cured = ",".join(f"{keyspace}.{one}" for one in (died, kills, damaged))
+    codes = [finished(log, step, conf, cured, "cured") for step in STEPS]
     assert codes == [0, 0, 0, 0], log.read_text()[-3000:]
-    assert set(states(session, keyspace).values()) == {"completed"}
+    assert states(session, keyspace).items() >= {f"p{one:02}": "completed" for one in range(number)}.items()
     # What another run has completed no longer fails the first one, if its last step is done again.
     assert finished(log, STEPS[3], conf, wanted, "poison") == ExitCode.OK, log.read_text()[-3000:]
     verified = report_of(conf, STEPS[3], "poison")
