@@ -196,6 +196,7 @@ class Collector:
             self.rows_read += died
             self.rows_committed += died
             self._splits.clear()
+            self._begun.clear()
         return was_begun, has_died
 
     def estimate(self) -> tuple[int, float]:

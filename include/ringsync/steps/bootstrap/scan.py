@@ -280,6 +280,9 @@ def read_all(this: Run, scans: Sequence[TableScan], spark_context: Any, outcome:
         control.watch_limits(application.store, application.run, cluster_limits(config))
         task = BootstrapTask(config, control.address)
         for wave in itertools.count():
+            for scan in scans:
+                if not scan.must_read:  # all of it is there, or it has failed, and must not seem alive
+                    publisher.finish(scan)
             wanted = next_to_read(scans)
             if not wanted:
                 return
