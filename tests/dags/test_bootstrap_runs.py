@@ -27,7 +27,7 @@ ENDS: dict[str, dict[str, list[str]]] = {
 RUNS = """
 import json, sys
 from airflow.dag_processing.dagbag import BundleDagBag
-from airflow.exceptions import AirflowFailException, AirflowSkipException
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 dags, ends = sys.argv[1], json.loads(sys.argv[2])
 dag = BundleDagBag(dags, bundle_path=dags, bundle_name="dags").dags["bootstrap_table"]
@@ -60,7 +60,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[list[str],
     (folder / "ringsync.yaml").write_text(json.dumps({**document, "sync": {"queue_of_node": nodes}}))
     environment = os.environ | {
         **{"AIRFLOW_HOME": str(folder), "RINGSYNC_CONFIG": str(folder / "ringsync.yaml")},
-        **{"AIRFLOW__CORE__LOAD_EXAMPLES": "false", "PYTHONPATH": f"{ROOT / 'include'}:{DAGS}"},
+        **{"AIRFLOW__CORE__LOAD_EXAMPLES": "false", "AIRFLOW__CORE__DAGS_FOLDER": str(DAGS)},
+        "PYTHONPATH": f"{ROOT / 'include'}:{DAGS}",
     }
     migrate = [sys.executable, "-m", "airflow", "db", "migrate"]
     subprocess.run(migrate, env=environment, check=True, capture_output=True)
