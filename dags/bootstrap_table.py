@@ -1,9 +1,10 @@
 """Make verified replicas of Cassandra tables.
 
 **What it does.** `prepare` checks rights, settings and schema, and plans the token ranges. With mode `sstable`, a task
-`snapshot_<queue>` on each queue's worker takes snapshots of its nodes. `scan` reads every row with the writetime and
-TTL of each cell, and writes it to the replica (Delta) and to the change stream (Avro). `drain` puts the changes that
-were made meanwhile after these rows in the stream. `verify` compares source and replica cell by cell.
+`snapshot_<queue>` on each queue's worker takes snapshots of its nodes; once all have ended, failed or not, `scan` goes
+on if enough replicas have one. It reads every row with the writetime and TTL of each cell, and writes it to the replica
+(Delta) and to the change stream (Avro). `drain` puts the changes that were made meanwhile after these rows in the
+stream. `verify` compares source and replica cell by cell.
 
 **Inputs.** One table of the cluster in `ringsync.yaml` (`RINGSYNC_CONFIG`), or several and patterns, and the parameters
 below. Each step does all tables; one that fails does not stop the others, and the last step names it.
@@ -25,6 +26,7 @@ configuration, connection or rights. Airflow does not try again after these code
 
 from __future__ import annotations
 
+from airflow.providers.standard.operators.empty import EmptyOperator
 from airflow.sdk import DAG, Param
 from ringsync_process import ProcessOperator
 from ringsync_spark import SparkApplicationOperator
@@ -62,14 +64,13 @@ with DAG(
         ProcessOperator(task_id=f"snapshot_{queue}", application=sstable_snapshot(queue), skip_if=NO_SNAPSHOT)
         for queue in CONFIG.sync.queues
     ]
+    ended = EmptyOperator(task_id="snapshots_ended", trigger_rule="all_done")
     scan = SparkApplicationOperator(
-        task_id="scan",
-        spark=BOOTSTRAP_SCAN,
-        skip_if="{{ 'dry run: nothing is copied' if params.dry_run else '' }}",
-        trigger_rule="none_failed",
+        task_id="scan", spark=BOOTSTRAP_SCAN, skip_if="{{ 'dry run: nothing is copied' if params.dry_run else '' }}"
     )
     drain = SparkApplicationOperator(task_id="drain", spark=BOOTSTRAP_DRAIN)
     verify = SparkApplicationOperator(
         task_id="verify", spark=REPLICA_VERIFY, skip_if="{{ '' if params.verify else 'verify was switched off' }}"
     )
-    prepare >> snapshots >> scan >> drain >> verify
+    prepare >> snapshots >> ended >> scan >> drain >> verify
+    prepare >> scan  # without a plan there is nothing to read, however the snapshots ended

@@ -181,6 +181,19 @@ def test_a_failure_shows_its_error_and_where_to_look(run: Run) -> None:
     ]
 
 
+def test_a_node_without_a_snapshot_is_told_though_the_run_succeeds(run: Run) -> None:
+    error = "node 10.0.0.2: nodetool failed"
+    put_report(run.store, "bootstrap_scan", {"exit_code": 0, "rows": 20, "seconds": 2.0})
+    run.store.put(f"reports/sstable_snapshot/{RUN}.rack-2.json", json.dumps({"exit_code": 3, "error": error}).encode())
+    snapshots = {"snapshot_default": "success", "snapshot_rack-2": "failed", "snapshots_ended": "success"}
+    code, shown = ended(run, "success", {"prepare": "success", **snapshots, "scan": "success"})
+    assert code == 0
+    assert shown == [
+        *("prepare: done", "snapshot_default: done", f"snapshot_rack-2: failed: {error}"),
+        "scan: 20 rows, 2.0 s, 10 rows/s",
+    ]
+
+
 def test_a_run_that_was_marked_failed_is_no_success(run: Run) -> None:
     code, _ = ended(run, "failed", {"prepare": "success", "scan": "skipped", "verify": "skipped"})
     assert code == 5

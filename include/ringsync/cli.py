@@ -411,6 +411,8 @@ def report_end(run: Run, end: RunState, console: Console) -> ExitCode:
     """
     code = ExitCode.OK
     for task in end.tasks:
+        if not _runs_an_application(run, task.task):
+            continue
         report = _report_of(run, task.task)
         if task.state == "failed":
             code, why = _why(run, task, report)
@@ -423,6 +425,10 @@ def report_end(run: Run, end: RunState, console: Console) -> ExitCode:
         say(console, f"look at it: {run.client.run_page(run.dag, run.run)}")
         return code or ExitCode.CRASHED
     return ExitCode.OK
+
+
+def _runs_an_application(run: Run, task: str) -> bool:
+    return task.startswith(SNAPSHOT) or (run.dag, task) in APPLICATIONS
 
 
 def _report_of(run: Run, task: str) -> dict[str, Any]:

@@ -93,6 +93,8 @@ class World:
                 assert self.sync.broker
                 self.sync.broker.kill()
                 self.bulk(chance.uniform(30, 60))
+                # Meanwhile the sync may have had nothing to publish.
+                until(self.has_failed_to_publish, 600)
                 self.sync.broker.start()
             case "store away":
                 self.proxy.share = 1.0
@@ -136,6 +138,11 @@ class World:
     def raised(self, kind: str = "") -> list[Alarm]:
         """The alarms of a kind that are raised now."""
         return [one for one in raised_now(self.direct) if kind in ("", one.kind)]
+
+    def has_failed_to_publish(self) -> bool:
+        """Whether it is told that the broker is away."""
+        self.bulk(3)
+        return bool(self.raised("kafka-failing"))
 
     def has_lost(self) -> bool:
         """Whether the loss of a node's logs is told. An empty folder is believed when the node writes a new segment."""

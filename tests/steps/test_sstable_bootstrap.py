@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,7 +31,6 @@ from ringsync.steps.bootstrap import prepare as bootstrap_prepare
 from ringsync.steps.bootstrap import scan as bootstrap_scan
 from ringsync.steps.bootstrap import snapshot as sstable_snapshot
 from ringsync.steps.bootstrap.cancel import cancel
-from ringsync.steps.bootstrap.node_snapshot import IncompleteSnapshotError
 from ringsync.steps.bootstrap.old_snapshots import ClearsAside, clear_old
 from ringsync.steps.replica import verify as replica_verify
 from ringsync.steps.tables import Outcome
@@ -275,7 +275,7 @@ def test_cancelling_clears_the_snapshot(world: World, troubled: str) -> None:
     change_conf(world.conf, sstable={"nodetool": nodetool_of(world.node), "read": "in_place"})
     prepare(world.conf, troubled, "cancelled")
     world.step("sstable_snapshot", troubled, "cancelled")
-    assert len(world.snapshots()) == len(world.copies()) == 1
+    assert (len(world.snapshots()), len(world.copies())) == (1, 2)  # when it was begun, and the manifest
     world.cancel(troubled)
     assert world.snapshots() == world.copies() == []
 
@@ -330,24 +330,57 @@ def test_a_node_without_a_snapshot_is_named(world: World, troubled: str) -> None
     assert world.step("bootstrap_drain", troubled, "lacking")[1] == ExitCode.OK
 
 
-def test_an_incomplete_snapshot_fails(world: World, troubled: str) -> None:
-    change_conf(world.conf, sstable={"read": "in_place"})
-    prepare(world.conf, troubled, "incomplete")
-    world.step("sstable_snapshot", troubled, "incomplete")
+@pytest.mark.parametrize("lost", ["manifest", "statistics", "schema", "file that the scan needs"])
+def test_an_incomplete_snapshot_is_taken_again(world: World, troubled: str, lost: str) -> None:
+    change_conf(world.conf, sstable={"nodetool": nodetool_of(world.node), "read": "in_place"})
+    prepare(world.conf, troubled, f"incomplete-{lost[:4]}")
+    world.step("sstable_snapshot", troubled, f"incomplete-{lost[:4]}")
     (folder,) = world.snapshots()
-    for stat in world.store.list(FOLDER):  # as if the step had been killed before it put the manifest
-        if not stat.key.endswith("/bootstrap.json"):
-            world.store.delete(stat.key)
-    whole = {file.name: file.read_bytes() for file in folder.glob("*-Statistics.db")}
-    (folder / min(whole)).unlink()
-    with pytest.raises(IncompleteSnapshotError, match=r"Statistics.db is missing"):
-        world.step("sstable_snapshot", troubled, "incomplete")
-    stem = min(whole).removesuffix("Statistics.db")
-    for file in folder.glob(f"{stem}*"):
-        file.unlink()
-    with pytest.raises(IncompleteSnapshotError, match=f"lists {stem}Data.db, which are not there"):
-        world.step("sstable_snapshot", troubled, "incomplete")
+    names = {file.name for file in folder.iterdir()}
+    if lost == "file that the scan needs":  # somebody has removed it since
+        min(folder.glob("*-Data.db")).unlink()
+    else:  # the step was killed before it put its manifest
+        for stat in world.store.list(FOLDER):
+            if not stat.key.endswith(("/bootstrap.json", "/begun.json")):
+                world.store.delete(stat.key)
+        pattern = {"manifest": "manifest.json", "schema": "schema.cql", "statistics": "*-Statistics.db"}[lost]
+        min(folder.glob(pattern)).unlink()
+    world.step("sstable_snapshot", troubled, f"incomplete-{lost[:4]}")
+    assert {file.name for file in folder.iterdir()} == names
+    report, code = world.step("bootstrap_scan", troubled, f"incomplete-{lost[:4]}")
+    assert code == ExitCode.OK
+    assert world.step("bootstrap_drain", troubled, f"incomplete-{lost[:4]}")[1] == ExitCode.OK
+    assert world.judge(troubled, report) > 200
+
+
+def test_pieces_of_a_copy_that_are_gone_are_copied_again(world: World, troubled: str) -> None:
+    prepare(world.conf, troubled, "pieces")
+    world.step("sstable_snapshot", troubled, "pieces")
+    key = next(key for key in world.copies() if "-Data.db/" in key)
+    world.store.delete(key)
+    world.step("sstable_snapshot", troubled, "pieces")
+    assert key in world.copies()
+    report, code = world.step("bootstrap_scan", troubled, "pieces")
+    assert code == ExitCode.OK
+    assert world.step("bootstrap_drain", troubled, "pieces")[1] == ExitCode.OK
+    assert world.judge(troubled, report) > 200
+
+
+def test_copies_for_which_there_is_no_room_are_refused(
+    world: World, troubled: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare(world.conf, troubled, "room")
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=2**40 if _is_node(_, world) else 1000))
+        with pytest.raises(StepError, match=r"GiB are needed for copies of SSTables of node .* make room"):
+            world.step("sstable_snapshot", troubled, "room")
+    assert world.snapshots() == []  # a snapshot that is not copied only costs space
+    world.step("sstable_snapshot", troubled, "room")
     world.cancel(troubled)
+
+
+def _is_node(path: Path, world: World) -> bool:
+    return Path(path).is_relative_to(world.node.folder)
 
 
 def test_damage_fails_its_range_and_the_rest_is_kept(world: World, troubled: str) -> None:

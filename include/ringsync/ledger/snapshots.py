@@ -3,7 +3,9 @@
 ========================================================  ==========================================================
 key
 ========================================================  ==========================================================
-``snapshots/<bootstrap>/bootstrap.json``                  the table, and the ring of which the snapshots are
+``snapshots/<bootstrap>/bootstrap.json``                  the table, the ring of which the snapshots are, and the queue
+                                                          of each node
+``snapshots/<bootstrap>/begun.json``                      when the newest snapshot of a node was begun
 ``snapshots/<bootstrap>/<host id>.json``                  manifest: the files of a node's snapshot. It is put last: all
                                                           of them are there
 ``snapshots/<bootstrap>/<host id>.failed.json``           why a node has none yet
@@ -18,14 +20,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+import time
+from calendar import timegm
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 from ringsync.formats.sstable.names import Descriptor
 from ringsync.ring.ring import Host, Replication, RingSnapshot
-from ringsync.storage.port import AlreadyExistsError, ObjectStore, get_json
+from ringsync.storage.port import AlreadyExistsError, ChecksumError, ObjectStore, StorageError, get_json
 
 FOLDER = "snapshots/"
 
@@ -34,6 +39,12 @@ _BOOTSTRAP = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{8}")
 PIECE_BYTES = 64 * 2**20
 """Bytes of a piece; the last one of a file has fewer."""
 
+_Record = TypeVar("_Record")
+
+
+class SnapshotRecordError(StorageError):
+    """What is recorded of a bootstrap's snapshots cannot be read. The message says where it is, and what to do."""
+
 
 @dataclass(frozen=True)
 class SnapshotsOf:
@@ -41,12 +52,14 @@ class SnapshotsOf:
 
     :ivar bootstrap: its id
     :ivar ring: the ring after the bootstrap's begin: its replicas have what was written before
+    :ivar queues: by host id the queue whose workers take the snapshot
     """
 
     bootstrap: str
     keyspace: str
     table: str
     ring: RingSnapshot
+    queues: Mapping[str, str] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True)
@@ -83,21 +96,64 @@ class NodeSnapshot:
 
 
 def keep_snapshots_of(store: ObjectStore, found: SnapshotsOf) -> SnapshotsOf:
-    """Put whose snapshots a bootstrap has, or read what another task has put before: all agree on the ring."""
-    document = {"keyspace": found.keyspace, "table": found.table, "ring": _describe(found.ring)}
+    """Put whose snapshots a bootstrap has, or read what another task has put before: all agree on the ring.
+
+    :raises SnapshotRecordError: that cannot be read
+    """
+    about = {"keyspace": found.keyspace, "table": found.table, "ring": _describe(found.ring)}
+    document = {**about, "queues": dict(found.queues)}
     with suppress(AlreadyExistsError):
-        store.put(f"{FOLDER}{found.bootstrap}/bootstrap.json", json.dumps(document).encode(), if_absent=True)
+        store.put(_about_key(found.bootstrap), json.dumps(document).encode(), if_absent=True)
     there = get_snapshots_of(store, found.bootstrap)
     assert there is not None, "it was just put"
     return there
 
 
 def get_snapshots_of(store: ObjectStore, bootstrap: str) -> SnapshotsOf | None:
-    """Read whose snapshots a bootstrap has; None: it has none."""
-    document = get_json(store, f"{FOLDER}{bootstrap}/bootstrap.json")
-    if document is None:
-        return None
-    return SnapshotsOf(bootstrap, document["keyspace"], document["table"], _ring(document["ring"]))
+    """Read whose snapshots a bootstrap has; None: it has none.
+
+    :raises SnapshotRecordError: that cannot be read
+    """
+
+    def read(document: Any) -> SnapshotsOf:
+        keyspace, table = document["keyspace"], document["table"]
+        if not (isinstance(keyspace, str) and isinstance(table, str)):
+            raise ValueError("keyspace and table are no texts")
+        queues = {str(host): str(queue) for host, queue in document.get("queues", {}).items()}
+        return SnapshotsOf(bootstrap, keyspace, table, _ring(document["ring"]), queues)
+
+    return _read(
+        *(store, _about_key(bootstrap), read),
+        f"begin that bootstrap again with restart if it is not finished, and remove the folder {FOLDER}{bootstrap}",
+    )
+
+
+def say_begun(store: ObjectStore, bootstrap: str, now_ms: int) -> None:
+    """Record, before a node's snapshot is taken or copied, that it is begun: nobody removes it as an old one then.
+
+    :param now_ms: ms since the epoch
+    """
+    store.put(_begun_key(bootstrap), json.dumps({"begun_ms": now_ms}).encode())
+
+
+def last_begun_ms(store: ObjectStore, bootstrap: str) -> int:
+    """Return when a bootstrap's newest snapshot was begun, ms since the epoch; if none was, when the bootstrap began.
+
+    :raises SnapshotRecordError: that cannot be read, or this is no id of a bootstrap
+    """
+    begun: int | None = _read(
+        *(store, _begun_key(bootstrap), lambda document: int(document["begun_ms"])),
+        "remove it; the age of the snapshots then counts from the begin of the bootstrap",
+    )
+    if begun is not None:
+        return begun
+    try:
+        return timegm(time.strptime(bootstrap.partition("-")[0], "%Y%m%dT%H%M%SZ")) * 1000
+    except ValueError as error:
+        raise SnapshotRecordError(
+            f"{bootstrap} is no bootstrap's id: {error}: remove the folder {store.uri(FOLDER + bootstrap)}, if it is "
+            "there, and the nodes' snapshots of this name"
+        ) from error
 
 
 def put_manifest(store: ObjectStore, bootstrap: str, snapshot: NodeSnapshot) -> None:
@@ -108,14 +164,48 @@ def put_manifest(store: ObjectStore, bootstrap: str, snapshot: NodeSnapshot) -> 
 
 
 def get_manifest(store: ObjectStore, bootstrap: str, host: str) -> NodeSnapshot | None:
-    """Read the manifest of a node's snapshot; None: it has none."""
-    document = get_json(store, _manifest_key(bootstrap, host))
-    if document is None:
-        return None
-    sstables = [
-        StoredSSTable(**{**one, "descriptor": Descriptor(**one["descriptor"])}) for one in document.pop("sstables")
-    ]
-    return NodeSnapshot(**document, sstables=tuple(sstables))
+    """Read the manifest of a node's snapshot; None: it has none.
+
+    :raises SnapshotRecordError: it cannot be read
+    """
+
+    def read(document: Any) -> NodeSnapshot:
+        sstables = [
+            StoredSSTable(**{**one, "descriptor": Descriptor(**one["descriptor"])}) for one in document.pop("sstables")
+        ]
+        found = NodeSnapshot(**document, sstables=tuple(sstables))
+        if found.bytes < 0:  # adds up all sizes, which are numbers then
+            raise ValueError("files have sizes below 0")
+        return found
+
+    return _read(
+        *(store, _manifest_key(bootstrap, host), read),
+        "remove it and run the bootstrap again, which takes the snapshot of this node again",
+    )
+
+
+def remove_manifest(store: ObjectStore, bootstrap: str, host: str) -> None:
+    """Remove the manifest of a node's snapshot: the node has none then."""
+    store.delete(_manifest_key(bootstrap, host))
+
+
+def missing_file(store: ObjectStore, bootstrap: str, snapshot: NodeSnapshot) -> str | None:
+    """Find a file of a node's snapshot, or a piece of a copy, that is not there as a whole.
+
+    :returns: its path or key; None: all are there
+    """
+    sizes = {stat.key: stat.size for stat in store.list(f"{FOLDER}{bootstrap}/{snapshot.host}/")}
+    for sstable in snapshot.sstables:
+        for component, size in sstable.files.items():
+            path = sstable.descriptor.path(component)
+            if not sstable.piece_bytes:
+                if not Path(path).is_file() or Path(path).stat().st_size != size:
+                    return path
+                continue
+            for position, part in pieces(size, sstable.piece_bytes):
+                if sizes.get(piece_key(path, position)) != part:
+                    return piece_key(path, position)
+    return None
 
 
 def put_failure(store: ObjectStore, bootstrap: str, host: str, reason: str) -> None:
@@ -124,9 +214,14 @@ def put_failure(store: ObjectStore, bootstrap: str, host: str, reason: str) -> N
 
 
 def get_failure(store: ObjectStore, bootstrap: str, host: str) -> str | None:
-    """Return why a node has no snapshot; None: nobody has tried, or it has one."""
-    found = get_json(store, _failure_key(bootstrap, host))
-    return None if found is None else str(found["reason"])
+    """Return why a node has no snapshot; None: nobody has tried, or it has one.
+
+    :raises SnapshotRecordError: that cannot be read
+    """
+    return _read(
+        *(store, _failure_key(bootstrap, host), lambda document: str(document["reason"])),
+        "remove it; the next run of the bootstrap finds the reason again",
+    )
 
 
 def copy_folder(bootstrap: str, host: str, descriptor: Descriptor) -> str:
@@ -160,21 +255,44 @@ def bootstraps_with_snapshots(store: ObjectStore) -> list[str]:
     return sorted(name for name in names if _BOOTSTRAP.fullmatch(name))
 
 
-def remove_snapshots(store: ObjectStore, bootstrap: str, *, wholly: bool) -> int:
+def remove_snapshots(store: ObjectStore, bootstrap: str, *, wholly: bool) -> None:
     """Remove the copies and manifests of a bootstrap's snapshots. What a kill leaves is removed by the next call.
 
+    It ends as soon as another process has begun a snapshot of the bootstrap: that one goes on with the copies.
+
     :param wholly: also what tells that they were ours; False: nodes may still have the snapshots themselves
-    :returns: bytes
+    :raises SnapshotRecordError: it cannot be read when the newest snapshot was begun
     """
-    about = f"{FOLDER}{bootstrap}/bootstrap.json"
-    size = 0
-    for stat in store.list(f"{FOLDER}{bootstrap}/"):
-        if stat.key != about:
-            store.delete(stat.key)
-            size += stat.size
+    begun_key, about_key = _begun_key(bootstrap), _about_key(bootstrap)
+    begun_ms = last_begun_ms(store, bootstrap)
+    keys = [stat.key for stat in store.list(f"{FOLDER}{bootstrap}/") if stat.key not in (begun_key, about_key)]
+    for key in (*keys, begun_key):
+        if last_begun_ms(store, bootstrap) != begun_ms:
+            return
+        store.delete(key)
     if wholly:
-        store.delete(about)
-    return size
+        store.delete(about_key)
+
+
+def _read(store: ObjectStore, key: str, read: Callable[[Any], _Record], remedy: str) -> _Record | None:
+    """Read a record; None: there is none.
+
+    :raises SnapshotRecordError: it cannot be read
+    """
+    try:
+        document = get_json(store, key)
+        return None if document is None else read(document)
+    except (ValueError, LookupError, TypeError, AttributeError, ChecksumError) as error:
+        problem = f"{type(error).__name__}: {error}"
+        raise SnapshotRecordError(f"{store.uri(key)} cannot be read ({problem}): {remedy}") from error
+
+
+def _about_key(bootstrap: str) -> str:
+    return f"{FOLDER}{bootstrap}/bootstrap.json"
+
+
+def _begun_key(bootstrap: str) -> str:
+    return f"{FOLDER}{bootstrap}/begun.json"
 
 
 def _manifest_key(bootstrap: str, host: str) -> str:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
 from ringsync.changes.reconcile.streams import MergedPart
+from ringsync.compiled.arrow import Integers
 from ringsync.formats.sstable.data import Loss
 from ringsync.formats.sstable.names import DATA, Descriptor, FoundSSTables, LeftOut, find_sstables
 from ringsync.formats.sstable.schema import schema_of_all
@@ -26,7 +28,10 @@ PART_BYTES = 64 * 2**20
 _SCHEMA = "schema.cql"
 _AUTOMATIC = "Cassandra took this snapshot before it truncated or dropped the table: name it itself to read it"
 _SAMPLES = 4096
-"""Partitions of each SSTable that are looked at to divide the ring."""
+_SAMPLE_BYTES = 4 * 2**20
+"""Partitions of each SSTable that are remembered to divide the ring: so many, or one of so many uncompressed bytes."""
+_READ_AT_ONCE = 8
+"""Indexes that are in memory at the same time; each takes up to 24 MB."""
 
 
 class SSTableFilesError(ValueError):
@@ -216,35 +221,90 @@ class SSTableSplit:
     parts: tuple[tuple[str, Descriptor, Part], ...]
 
 
-def split_tables(sstables: Sequence[SSTable], ranges: Sequence[TokenRange], least: int = 1) -> Iterator[SSTableSplit]:
+@dataclass(frozen=True)
+class OutlinedSSTable:
+    """An SSTable, and about where its partitions are: enough to divide the ring, and small, unlike its index.
+
+    :ivar tokens: int64[n]: the tokens of some partitions, in their order
+    :ivar positions: int64[n + 1]: their uncompressed positions in Data.db, and its length
+    """
+
+    sstable: SSTable
+    tokens: Integers
+    positions: Integers
+
+
+def outlined(sstables: Iterable[SSTable]) -> list[OutlinedSSTable]:
+    """Read the indexes of SSTables, and remember a little of each.
+
+    :raises SSTableError: an index is missing or damaged
+    """
+
+    def outline(sstable: SSTable) -> OutlinedSSTable:
+        partitions = replace(sstable).partitions
+        most = max(_SAMPLES, partitions.length // _SAMPLE_BYTES)
+        step = max(len(partitions) // most, 1)
+        positions = np.append(partitions.positions[::step], partitions.length)
+        return OutlinedSSTable(sstable, partitions.highest[::step].copy(), positions)
+
+    with ThreadPoolExecutor(_READ_AT_ONCE) as pool:
+        return list(pool.map(outline, sstables))
+
+
+SSTableGroup = tuple[Sequence[OutlinedSSTable], Sequence[TokenRange]]
+"""SSTables, and the token ranges that are read of all of them."""
+
+
+def split_tables(sstables: Sequence[SSTable], ranges: Sequence[TokenRange], least: int = 1) -> list[SSTableSplit]:
     """Divide SSTables of one table over tasks, so that each has about as many bytes, and the same tokens of all.
 
     :param ranges: token ranges to read
-    :param least: number of tasks at least, if there are so many partitions
+    :param least: number of tasks of each range at least, if there are so many partitions
     :raises SSTableError: an index is missing or damaged
     """
-    for tokens in [part for one in ranges for part in one.unwrap()]:
-        bounds = [tokens.start, *_bounds(sstables, tokens, least), tokens.end]
-        for start, end in itertools.pairwise(bounds):
-            part_range = TokenRange(start, end)
-            parts = [
-                (url_of(one.source), one.source.descriptor, part) for one in sstables for part in one.parts(part_range)
-            ]
-            if parts:
-                yield SSTableSplit(part_range, tuple(parts))
+    return split_groups([(outlined(sstables), ranges)], least)
 
 
-def _bounds(sstables: Sequence[SSTable], tokens: TokenRange, least: int) -> list[int]:
+def split_groups(groups: Sequence[SSTableGroup], least: int) -> list[SSTableSplit]:
+    """Divide several groups of SSTables; an SSTable may be in many groups. See :func:`split_tables`.
+
+    Each index is read once, and forgotten when all parts of its SSTable were found.
+    """
+    cuts: list[TokenRange] = []
+    numbers: dict[int, list[range]] = {}
+    tables: dict[int, OutlinedSSTable] = {}
+    for group, ranges in groups:
+        first = len(cuts)
+        for tokens in [part for one in ranges for part in one.unwrap()]:
+            bounds = [tokens.start, *_bounds(group, tokens, least), tokens.end]
+            cuts += [TokenRange(start, end) for start, end in itertools.pairwise(bounds)]
+        for table in group:
+            tables[id(table)] = table
+            numbers.setdefault(id(table), []).append(range(first, len(cuts)))
+
+    def parts_of(key: int) -> list[tuple[int, Part]]:
+        sstable = replace(tables[key].sstable)  # the index goes with this one
+        return [
+            (number, part) for part_of in numbers[key] for number in part_of for part in sstable.parts(cuts[number])
+        ]
+
+    parts: list[list[tuple[str, Descriptor, Part]]] = [[] for _ in cuts]
+    with ThreadPoolExecutor(_READ_AT_ONCE) as pool:
+        for key, found in zip(tables, pool.map(parts_of, tables), strict=True):
+            source = tables[key].sstable.source
+            for number, part in found:
+                parts[number].append((url_of(source), source.descriptor, part))
+    return [SSTableSplit(cut, tuple(some)) for cut, some in zip(cuts, parts, strict=True) if some]
+
+
+def _bounds(tables: Sequence[OutlinedSSTable], tokens: TokenRange, least: int) -> list[int]:
     """Return the tokens at which a range is cut."""
     found, sizes = [], []
-    for sstable in sstables:
-        partitions = sstable.partitions
-        for first, end in partitions.positions_of(tokens):
-            begin, stop = np.searchsorted(partitions.positions, [first, end])
-            chosen = np.arange(begin, stop, max((stop - begin) // _SAMPLES, 1))
-            found.append(partitions.highest[chosen])
-            sizes.append(np.diff(np.append(partitions.positions[chosen], end)))
-    if not found:
+    for table in tables:
+        first, end = np.searchsorted(table.tokens, [tokens.start, tokens.end], side="right")
+        found.append(table.tokens[first:end])
+        sizes.append(np.diff(table.positions[first : end + 1]))
+    if not sum(map(len, found)):
         return []
     order = np.argsort(np.concatenate(found), kind="stable")
     places, read = np.concatenate(found)[order], np.cumsum(np.concatenate(sizes)[order])

@@ -43,7 +43,7 @@ class Node:
     """A node whose snapshots this process can take, and whose files it can read.
 
     :ivar nodetool: command that reaches its management interface
-    :ivar directories: its data directories
+    :ivar directories: its data directories, each once, without symbolic links
     """
 
     host: Host
@@ -83,12 +83,14 @@ class SnapshotOnDisk:
     """A snapshot that ringsync has taken of a table, for a bootstrap.
 
     :ivar table_id: 32 hexadecimal digits
+    :ivar taken_s: when its folder was changed last, s since the epoch
     """
 
     keyspace: str
     table: str
     table_id: str
     bootstrap: str
+    taken_s: float
 
     @property
     def tag(self) -> str:
@@ -116,31 +118,35 @@ def node_of(config: Config, session: Any, host: Host) -> Node:
             f"node {host.endpoint} does not say where its data are, maybe because it is down; "
             "sstable.data_directories can say it"
         )
-    directories = tuple(map(Path, named))
-    for folder in directories:
+    for folder in map(Path, named):
         if not folder.is_dir():
             raise NodeSnapshotError(
                 f"node {host.endpoint}: its data directory {folder} is not on this machine: run this on the node's "
                 "host (sync.queue_of_node), or set sstable.data_directories to where it is mounted"
             )
-    return Node(host, settings.nodetool_of(host.address, host.id), settings.nodetool_timeout_s, directories)
+    # Two names of one folder are one: its SSTables would else be there twice.
+    directories = dict.fromkeys(Path(folder).resolve() for folder in named)
+    return Node(host, settings.nodetool_of(host.address, host.id), settings.nodetool_timeout_s, tuple(directories))
 
 
 def take_snapshot(node: Node, table: TableSchema, bootstrap: str, free_space_factor: float) -> list[StoredSSTable]:
-    """Take a node's snapshot of a table, unless there is one, and find its files.
+    """Take a node's snapshot of a table, unless there is one that is complete, and find its files.
 
     :param free_space_factor: a snapshot is taken only if this multiple of the table's size is free
     :returns: its SSTables, complete; local files
     :raises NodeSnapshotError: it cannot be taken, or there is too little space
-    :raises IncompleteSnapshotError: it lacks files, or has some that cannot be read
+    :raises IncompleteSnapshotError: the one that was just taken lacks files, or has some that cannot be read
     """
     tag = tag_of(bootstrap)
-    if not _is_whole(node, table, tag):
-        if _folders(node, table, tag):  # its nodetool, or the node, was cut off
+    if _folders(node, table, tag):
+        try:
+            return _sstables(node, table, tag)
+        except IncompleteSnapshotError as error:  # its nodetool, or the node, was cut off; or somebody removed files
+            print(f"ringsync: warning: {error}. It is taken again", flush=True)
             clear_snapshot(node, table.keyspace, tag)
-        _check_space(node, table, free_space_factor)
-        node.call("snapshot", "-t", tag, "-kt", f"{table.keyspace}.{table.name}")
-    if not _is_whole(node, table, tag):
+    _check_space(node, table, free_space_factor)
+    node.call("snapshot", "-t", tag, "-kt", f"{table.keyspace}.{table.name}")
+    if not _folders(node, table, tag):
         raise NodeSnapshotError(
             f"node {node.host.endpoint}: nodetool has taken snapshot {tag}, but it is not in "
             f"{', '.join(map(str, node.directories))}: nodetool must reach this very node (sstable.nodetool, "
@@ -158,14 +164,18 @@ def clear_snapshot(node: Node, keyspace: str, tag: str) -> None:
 
 
 def snapshots_on_disk(node: Node) -> Iterator[SnapshotOnDisk]:
-    """Find the snapshots that ringsync has taken on a node, whole or not."""
-    found = set()
+    """Find the snapshots that ringsync has taken on a node, whole or not. A symbolic link is none.
+
+    :raises OSError: a folder cannot be read
+    """
+    found = dict[tuple[str, str, str, str], float]()
     for directory in node.directories:
         for folder in directory.glob("*/*/snapshots/ringsync_*"):
             tag, of_table = _TAG.fullmatch(folder.name), _TABLE_FOLDER.fullmatch(folder.parts[-3])
-            if tag and of_table:
-                found.add((folder.parts[-4], of_table[1], of_table[2], tag[1]))
-    yield from (SnapshotOnDisk(*one) for one in sorted(found))
+            if tag and of_table and folder.resolve() == folder:
+                key = (folder.parts[-4], of_table[1], of_table[2], tag[1])
+                found[key] = max(folder.stat().st_mtime, found.get(key, 0.0))
+    yield from (SnapshotOnDisk(*key, taken_s) for key, taken_s in sorted(found.items()))
 
 
 def _table_folders(node: Node, table: TableSchema) -> list[Path]:
@@ -174,13 +184,19 @@ def _table_folders(node: Node, table: TableSchema) -> list[Path]:
 
 
 def _folders(node: Node, table: TableSchema, tag: str) -> list[Path]:
+    """Return the folders of a snapshot: one in each data directory that has some of it.
+
+    :raises NodeSnapshotError: one is elsewhere, by a symbolic link: whose files these are nobody knows
+    """
     folders = [folder / "snapshots" / tag for folder in _table_folders(node, table)]
-    return [folder for folder in folders if folder.is_dir()]
-
-
-def _is_whole(node: Node, table: TableSchema, tag: str) -> bool:
-    folders = _folders(node, table, tag)
-    return all(any((folder / name).exists() for folder in folders) for name in (_MANIFEST, _SCHEMA))
+    folders = [folder for folder in folders if folder.is_dir()]
+    for folder in folders:
+        if folder.resolve() != folder:
+            raise NodeSnapshotError(
+                f"node {node.host.endpoint}: {folder} is {folder.resolve()}, by a symbolic link inside the data "
+                "directory: only the data directory itself may be one (sstable.data_directories)"
+            )
+    return folders
 
 
 def _check_space(node: Node, table: TableSchema, factor: float) -> None:
@@ -198,10 +214,22 @@ def _check_space(node: Node, table: TableSchema, factor: float) -> None:
 
 
 def _sstables(node: Node, table: TableSchema, tag: str) -> list[StoredSSTable]:
-    """Find the SSTables of a snapshot, and check that these are all that the node's manifest lists."""
+    """Find the SSTables of a snapshot, and check that these are all that the node's manifest lists.
+
+    :raises IncompleteSnapshotError: they are not
+    """
     folders, found, listed = _folders(node, table, tag), dict[Descriptor, Mapping[str, int]](), set[str]()
     where = f"node {node.host.endpoint}, snapshot {tag} of {table.full_name}"
+    for name in (_MANIFEST, _SCHEMA):
+        if not any((folder / name).exists() for folder in folders):
+            raise IncompleteSnapshotError(
+                f"{where} is not complete: it has no {name}, which the node writes at the end: are all data "
+                "directories named?"
+            )
     for folder in folders:
+        for file in folder.iterdir():
+            if file.is_symlink():
+                raise IncompleteSnapshotError(f"{where}: {file} is a symbolic link, which a node never makes there")
         paths = [file.as_posix() for file in sorted(folder.iterdir()) if file.is_file()]
         try:
             inside = find_sstables(paths, lambda path: Path(path).read_bytes())
@@ -212,10 +240,7 @@ def _sstables(node: Node, table: TableSchema, tag: str) -> list[StoredSSTable]:
             raise IncompleteSnapshotError(f"{where} is not complete: {reasons}")
         for descriptor, components in inside.sstables.items():
             found[descriptor] = {name: Path(descriptor.path(name)).stat().st_size for name in sorted(components)}
-        if (manifest := folder / _MANIFEST).exists():
-            # Names of secondary indexes' files have a folder.
-            every = [str(name).lstrip("/") for name in json.loads(manifest.read_bytes()).get("files", ())]
-            listed |= {name for name in every if "/" not in name}
+        listed |= _listed(folder / _MANIFEST, where)
     names = {f"{descriptor.name}-{DATA}" for descriptor in found}
     if names != listed:
         missing, more = sorted(listed - names), sorted(names - listed)
@@ -224,3 +249,17 @@ def _sstables(node: Node, table: TableSchema, tag: str) -> list[StoredSSTable]:
             f"there; there are {', '.join(more) or 'no others'}: are all data directories named?"
         )
     return [StoredSSTable(descriptor, files) for descriptor, files in found.items()]
+
+
+def _listed(manifest: Path, where: str) -> set[str]:
+    """Return the names of the Data.db that a manifest lists; none, if there is no manifest.
+
+    :raises IncompleteSnapshotError: it was not written to its end
+    """
+    if not manifest.exists():
+        return set()
+    try:
+        names = [str(name).lstrip("/") for name in json.loads(manifest.read_bytes()).get("files", ())]
+    except (ValueError, AttributeError, TypeError) as error:
+        raise IncompleteSnapshotError(f"{where}: {manifest} cannot be read ({error})") from error
+    return {name for name in names if "/" not in name}  # those of secondary indexes have a folder

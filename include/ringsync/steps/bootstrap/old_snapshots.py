@@ -2,13 +2,15 @@
 
 They are found by looking: at the object store for copies, into the nodes' data directories for snapshots. So it does
 not matter when a process was killed. A bootstrap needs its snapshots until all is copied. One that was abandoned, on
-which no run works, needs them no more after ``sstable.max_age_h``.
+which no run works, needs them no more after ``sstable.max_age_h``, counted from the begin of the newest one: it may
+have been begun again long after its begin.
+
+What cannot be read is left alone, and told. It stops neither the others nor the bootstrap that looks.
 """
 
 from __future__ import annotations
 
 import time
-from calendar import timegm
 from collections.abc import Iterator
 
 from ringsync.cluster.cluster import read_hosts
@@ -18,6 +20,7 @@ from ringsync.ledger.snapshots import (
     bootstraps_with_snapshots,
     get_manifest,
     get_snapshots_of,
+    last_begun_ms,
     remove_snapshots,
 )
 from ringsync.state.bootstrap import SCANNING, BootstrapState
@@ -30,7 +33,7 @@ from ringsync.steps.bootstrap.node_snapshot import (
     node_of,
     snapshots_on_disk,
 )
-from ringsync.storage.port import ObjectStore
+from ringsync.storage.port import ObjectStore, StorageError
 from ringsync.wiring import cluster_settings
 
 CLEAR_EVERY_S = 300.0
@@ -40,27 +43,42 @@ CLEAR_EVERY_S = 300.0
 def clear_old(config: Config, store: ObjectStore, state: BootstrapState, *, queue: str | None = None) -> int:
     """Remove what no bootstrap needs any more: copies, and the snapshots of nodes that this process reaches.
 
-    A node that cannot be reached is looked at the next time; that is only printed.
+    A bootstrap of which something cannot be read, and a node that cannot be reached, are looked at the next time; that
+    is only printed.
 
     :param queue: whose nodes are looked at; None: none
     :returns: snapshots of nodes that were cleared
+    :raises StorageError: the store cannot be listed
+    :raises StateError: the state of bootstraps cannot be read
     """
     now_s = time.time()
     for bootstrap in bootstraps_with_snapshots(store):
-        about = get_snapshots_of(store, bootstrap)
-        if about is None or not _is_needed(config, state, about.keyspace, about.table, bootstrap, now_s):
-            # Until then nodes that are away may come back with a snapshot that must be known as ours.
-            is_old = _age_s(bootstrap, now_s) > 2 * config.sstable.max_age_h * 3600
-            remove_snapshots(store, bootstrap, wholly=is_old)
-    cleared = 0
-    for node in [] if queue is None else _nodes(config, state, queue):
         try:
-            for one in snapshots_on_disk(node):
-                if _may_go(config, store, state, node, one, now_s):
-                    clear_snapshot(node, one.keyspace, one.tag)
-                    cleared += 1
-        except (NodeSnapshotError, OSError) as error:
-            print(f"ringsync: warning: old snapshots stay for now: {error}", flush=True)
+            _clear_copies(config, store, state, bootstrap, now_s)
+        except StorageError as error:
+            print(f"ringsync: warning: copies of bootstrap {bootstrap} stay for now: {error}", flush=True)
+    nodes = [] if queue is None else _nodes(config, state, queue)
+    return sum(clear_node(config, store, state, node, now_s) for node in nodes)
+
+
+def clear_node(config: Config, store: ObjectStore, state: BootstrapState, node: Node, now_s: float) -> int:
+    """Remove the snapshots of a node that no bootstrap needs any more; as :func:`clear_old`.
+
+    :param now_s: s since the epoch
+    """
+    cleared = 0
+    try:
+        for one in snapshots_on_disk(node):
+            try:
+                may_go = _may_go(config, store, state, node, one, now_s)
+            except StorageError as error:
+                print(f"ringsync: warning: node {node.host.endpoint}: {one.tag} stays for now: {error}", flush=True)
+                continue
+            if may_go:
+                clear_snapshot(node, one.keyspace, one.tag)
+                cleared += 1
+    except (NodeSnapshotError, OSError) as error:
+        print(f"ringsync: warning: old snapshots stay for now: {error}", flush=True)
     return cleared
 
 
@@ -110,26 +128,36 @@ def _nodes(config: Config, state: BootstrapState, queue: str) -> Iterator[Node]:
                 print(f"ringsync: warning: old snapshots may stay for now: {error}", flush=True)
 
 
+def _clear_copies(config: Config, store: ObjectStore, state: BootstrapState, bootstrap: str, now_s: float) -> None:
+    about = get_snapshots_of(store, bootstrap)
+    if about is None or not _is_needed(config, store, state, about.keyspace, about.table, bootstrap, now_s):
+        # Until then nodes that are away may come back with a snapshot that must be known as ours.
+        is_old = _age_s(store, bootstrap, now_s) > 2 * config.sstable.max_age_h * 3600
+        remove_snapshots(store, bootstrap, wholly=is_old)
+
+
 def _may_go(
     config: Config, store: ObjectStore, state: BootstrapState, node: Node, one: SnapshotOnDisk, now_s: float
 ) -> bool:
     """Tell whether a node's snapshot is ours and is not needed, or was copied."""
-    if _is_needed(config, state, one.keyspace, one.table, one.bootstrap, now_s):
+    if _is_needed(config, store, state, one.keyspace, one.table, one.bootstrap, now_s):
         manifest = get_manifest(store, one.bootstrap, node.host.id)
         return manifest is not None and bool(manifest.url)
     if get_snapshots_of(store, one.bootstrap) is not None:
         return True
     # It may be that of another ringsync, with another state: that one forgets it long before.
-    return _age_s(one.bootstrap, now_s) > 2 * config.sstable.max_age_h * 3600
+    return now_s - one.taken_s > 2 * config.sstable.max_age_h * 3600
 
 
-def _is_needed(config: Config, state: BootstrapState, keyspace: str, table: str, bootstrap: str, now_s: float) -> bool:
+def _is_needed(
+    config: Config, store: ObjectStore, state: BootstrapState, keyspace: str, table: str, bootstrap: str, now_s: float
+) -> bool:
     latest = state.find(keyspace, table)
     if latest is None or latest.id != bootstrap or latest.state != SCANNING:
         return False
-    return _age_s(bootstrap, now_s) <= config.sstable.max_age_h * 3600 or state.alive(bootstrap) is not None
+    return state.alive(bootstrap) is not None or _age_s(store, bootstrap, now_s) <= config.sstable.max_age_h * 3600
 
 
-def _age_s(bootstrap: str, now_s: float) -> float:
-    """Return how long ago a bootstrap began, by its id."""
-    return now_s - timegm(time.strptime(bootstrap.partition("-")[0], "%Y%m%dT%H%M%SZ"))
+def _age_s(store: ObjectStore, bootstrap: str, now_s: float) -> float:
+    """Return how long ago a bootstrap's newest snapshot was begun; if none was, the bootstrap."""
+    return now_s - last_begun_ms(store, bootstrap) / 1000

@@ -11,13 +11,10 @@ from __future__ import annotations
 
 import json
 import secrets
-import shutil
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from ringsync.cluster.cluster import read_size_estimate
@@ -53,6 +50,7 @@ from ringsync.steps.bootstrap.plan import (
     keep_plan,
     to_continue,
 )
+from ringsync.steps.bootstrap.space import Space, check_space, lake_bytes
 from ringsync.steps.loop import put_status
 from ringsync.steps.own_keyspace import create_state
 from ringsync.steps.tables import Outcome, chosen, each, in_all
@@ -65,28 +63,6 @@ FORECAST_S = 30.0
 
 RETRY_DELAYS_S = (0.5, 2.0, 8.0)
 """Pauses before the forecast is tried again."""
-
-LAKE_BYTES_PER_PAGE_BYTE = 1.5
-"""Bytes of replica and stream for each byte of result pages; generous: both are compressed."""
-
-
-class Space:
-    """Adds up the bytes that tables need in the object store."""
-
-    def __init__(self) -> None:
-        self._needed = 0.0
-        self._lock = threading.Lock()
-
-    def with_table(self, forecast: Forecast) -> float:
-        """Return what all tables so far need, this one included."""
-        with self._lock:
-            self._needed += forecast.bytes * LAKE_BYTES_PER_PAGE_BYTE
-            return self._needed
-
-    def without_table(self, forecast: Forecast) -> None:
-        """Give back what a table needs that is not copied."""
-        with self._lock:
-            self._needed -= forecast.bytes * LAKE_BYTES_PER_PAGE_BYTE
 
 
 @dataclass(frozen=True)
@@ -163,10 +139,12 @@ def prepare_table(preparation: Preparation, name: TableName) -> tuple[Report, Ex
     # The forecast selects: of servers before 5.0 only SSTables tell all times.
     selected = replace(scan, element_times=scan.element_times and mode == TOKEN_RANGE)
     forecast = read_a_little(config, store, selected, preparation.permits, preparation.tables)
+    size, before = lake_bytes(forecast.bytes), " and tables before it" if preparation.tables > 1 else ""
     try:
-        check_space(store, scan, preparation.space.with_table(forecast), preparation.tables)
+        needed = preparation.space.take(size)
+        check_space(store, f"{scan.table.full_name}{before}", needed, "set store.url to another place")
     except StepError:
-        preparation.space.without_table(forecast)
+        preparation.space.give_back(size)
         raise
     specification = specify(application, scan)
     latest = state.find(*name)
@@ -421,24 +399,6 @@ def wait_until_free(state: states.BootstrapState, bootstrap: states.Bootstrap, r
     raise StepError(
         f"{bootstrap.keyspace}.{bootstrap.table} is being bootstrapped by run {other}: follow or stop that one"
     )
-
-
-def check_space(store: ObjectStore, scan: ScanPlan, needed: float, tables: int = 1) -> None:
-    """Refuse a bootstrap for which a local store has too little space.
-
-    :param needed: bytes for this table, and for those of the run that were checked before
-    :param tables: number of the run's tables
-    :raises StepError: with the bytes needed and free
-    """
-    if store.url.startswith("file://"):
-        folder = Path(store.url.removeprefix("file://"))
-        free = shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
-        if free < needed:
-            wanted = scan.table.full_name + (" and tables before it" if tables > 1 else "")
-            raise StepError(
-                f"{store.url}: about {needed / 2**30:.1f} GiB are needed for {wanted}, but {free / 2**30:.1f} GiB are "
-                "free: make room, or set store.url to another place"
-            )
 
 
 def describe(scan: ScanPlan) -> Report:

@@ -5,7 +5,8 @@ are in logs, so it does not matter at which moment after that a node's snapshot 
 twice. A node that fails is noted, with its reason; the scan goes on without it if the consistency level allows that.
 
 With ``sstable.read: upload`` the files are copied, and the snapshot is cleared at once. A copy that was cut off goes on
-where it stopped. Last comes the node's manifest: who finds it finds all files.
+where it stopped. Last comes the node's manifest: who finds it finds all files. If some have gone since, or a snapshot
+on a node is not complete, the next run of the queue takes it again.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from ringsync.cluster.shared import Shared, read_known_tables
 from ringsync.config import Config
 from ringsync.ledger.archive import put_same
 from ringsync.ledger.snapshots import (
+    FOLDER,
     PIECE_BYTES,
     NodeSnapshot,
     SnapshotsOf,
@@ -34,10 +36,13 @@ from ringsync.ledger.snapshots import (
     get_manifest,
     get_snapshots_of,
     keep_snapshots_of,
+    missing_file,
     piece_key,
     pieces,
     put_failure,
     put_manifest,
+    remove_manifest,
+    say_begun,
 )
 from ringsync.ring.consistency import asked_hosts, lacking_hosts
 from ringsync.ring.ring import Host
@@ -57,6 +62,7 @@ from ringsync.steps.bootstrap.node_snapshot import (
 from ringsync.steps.bootstrap.old_snapshots import clear_old
 from ringsync.steps.bootstrap.plan import SSTABLE, BootstrapPlan, plans_to_follow
 from ringsync.steps.bootstrap.prepare import check_not_cancelled, say, wait_until_free
+from ringsync.steps.bootstrap.space import Space, check_space, lake_bytes
 from ringsync.steps.tables import Outcome, each, in_all
 from ringsync.storage.port import ObjectStore, StorageError
 from ringsync.wiring import cluster_settings
@@ -69,6 +75,7 @@ class Run:
     :ivar run: id of the bootstrap's run
     :ivar pace: speed limit of all uploads
     :ivar one_node: is held while nodetool runs: nodes are not asked for several things at once
+    :ivar space: what copies that are not there yet, and the scan of these tables, need in the store
     """
 
     config: Config
@@ -79,6 +86,7 @@ class Run:
     state: BootstrapState
     pace: UploadPace
     one_node: threading.Lock
+    space: Space
 
 
 def run(application: Application) -> tuple[Report, ExitCode]:
@@ -96,7 +104,7 @@ def run(application: Application) -> tuple[Report, ExitCode]:
     this = Run(
         *(config, store, options.bootstrap_run, options.queue, Shared(session, known)),
         BootstrapState(session, config.state.keyspace),
-        *(UploadPace(rate * 2**20 if rate else None), threading.Lock()),
+        *(UploadPace(rate * 2**20 if rate else None), threading.Lock(), Space()),
     )
     clear_old(config, store, this.state, queue=options.queue)
     each(options.bootstrap_run, plans, lambda name: snapshot_table(this, plans[name]), outcome)
@@ -111,6 +119,7 @@ def snapshot_table(this: Run, plan: BootstrapPlan) -> tuple[Report, ExitCode]:
     if plan.mode != SSTABLE or latest.state != SCANNING:
         return report, ExitCode.OK
     wait_until_free(this.state, plan.bootstrap, this.run)
+    this.space.take(lake_bytes(plan.estimated_bytes))
     with signs_of_life(this, plan):
         return take_and_copy(this, plan, report), ExitCode.OK
 
@@ -136,7 +145,7 @@ def take_and_copy(this: Run, plan: BootstrapPlan, report: Report) -> Report:
             raise reason
     others = {host.id for host in hosts} - failed.keys()
     if lacking := lacking_hosts(about.ring, level, ranges, others):
-        raise StepError(_too_few(this.store, plan, [host for host in lacking if host.id in failed]))
+        raise StepError(_too_few(this.store, plan, about, [host for host in lacking if host.id in failed]))
     return report
 
 
@@ -170,25 +179,32 @@ def ring_of(this: Run, plan: BootstrapPlan) -> SnapshotsOf:
     """Return the ring of which the snapshots are: all queues' tasks agree on it."""
     table = plan.scan.table
     ring = this.shared.ring(table.keyspace, time.monotonic())
-    return keep_snapshots_of(this.store, SnapshotsOf(plan.bootstrap.id, table.keyspace, table.name, ring))
+    queues = {host.id: this.config.sync.queue_of(host.address, host.id) for host in ring.hosts}
+    return keep_snapshots_of(this.store, SnapshotsOf(plan.bootstrap.id, table.keyspace, table.name, ring, queues))
 
 
 def snapshot_node(this: Run, plan: BootstrapPlan, host: Host) -> NodeSnapshot:
     """Take a node's snapshot, copy it if it is to be copied, and put its manifest. Doing it again is safe.
 
     :raises NodeSnapshotError: it cannot be taken, or is not complete
+    :raises StepError: the store has too little space for the copy
     :raises StorageError: it cannot be copied
     """
     store, settings, bootstrap = this.store, this.config.sstable, plan.bootstrap.id
     copies, table = settings.read == "upload", this.shared.table(plan.bootstrap.keyspace, plan.bootstrap.table)
-    if (there := get_manifest(store, bootstrap, host.id)) is not None:
+    if (there := snapshot_that_is_whole(store, bootstrap, host)) is not None:
         return there
+    taken_ms = int(time.time() * 1000)
+    say_begun(store, bootstrap, taken_ms)
     with this.one_node:
         node = node_of(this.config, this.shared.session, host)
-        taken_ms = int(time.time() * 1000)
         sstables = take_snapshot(node, table, bootstrap, settings.free_space_factor)
     if copies:
-        _copy(this, bootstrap, host, sstables)
+        try:
+            _copy(this, bootstrap, host, sstables)
+        except StepError:  # there is no room: a snapshot that is not copied would only fill the node
+            _clear(this, node, table.keyspace, bootstrap)
+            raise
         sstables = [copied(bootstrap, host.id, sstable, PIECE_BYTES) for sstable in sstables]
     snapshot = NodeSnapshot(host.id, store.url if copies else "", taken_ms, tuple(sstables))
     put_manifest(store, bootstrap, snapshot)
@@ -197,54 +213,78 @@ def snapshot_node(this: Run, plan: BootstrapPlan, host: Host) -> NodeSnapshot:
     return snapshot
 
 
+def snapshot_that_is_whole(store: ObjectStore, bootstrap: str, host: Host) -> NodeSnapshot | None:
+    """Return a node's snapshot if there is one, and all of its files are still there; else forget it."""
+    there = get_manifest(store, bootstrap, host.id)
+    if there is None or (missing := missing_file(store, bootstrap, there)) is None:
+        return there
+    print(
+        f"ringsync: warning: node {host.endpoint}: {missing} of its snapshot is gone. The snapshot is taken again",
+        flush=True,
+    )
+    remove_manifest(store, bootstrap, host.id)
+    return None
+
+
 def _clear(this: Run, node: Node, keyspace: str, bootstrap: str) -> None:
     with this.one_node:
         clear_snapshot(node, keyspace, tag_of(bootstrap))
 
 
 def _copy(this: Run, bootstrap: str, host: Host, sstables: Sequence[StoredSSTable]) -> None:
-    """Copy the files of a snapshot to the object store, several pieces at once. What is there is not copied again."""
+    """Copy the files of a snapshot to the object store, several pieces at once. What is there is not copied again.
+
+    :raises StepError: a local store has too little space
+    """
+    wanted = [
+        (Path(sstable.descriptor.path(name)), piece_key(target.descriptor.path(name), position), position, part)
+        for sstable in sstables
+        for target in [copied(bootstrap, host.id, sstable, PIECE_BYTES)]
+        for name, size in sstable.files.items()
+        for position, part in pieces(size, PIECE_BYTES)
+    ]
+    there = {stat.key for stat in this.store.list(f"{FOLDER}{bootstrap}/{host.id}/")}
+    missing = sum(part for _, key, _, part in wanted if key not in there)
 
     def copy(path: Path, key: str, position: int, size: int) -> None:
         with path.open("rb") as file:
             file.seek(position)
             data = file.read(size)
-        crc32c, key = google_crc32c.value(data), piece_key(key, position)
-        there = this.store.stat(key)
-        if there is None or (there.size, there.crc32c) != (len(data), crc32c):
+        crc32c, stat = google_crc32c.value(data), this.store.stat(key)
+        if stat is None or (stat.size, stat.crc32c) != (len(data), crc32c):
             this.pace.wait(len(data))
             put_same(this.store, key, data, crc32c)
 
-    with ThreadPoolExecutor(this.config.sstable.uploads, thread_name_prefix="upload") as pool:
-        try:
-            done = [
-                pool.submit(copy, Path(sstable.descriptor.path(name)), target.descriptor.path(name), position, part)
-                for sstable in sstables
-                for target in [copied(bootstrap, host.id, sstable, PIECE_BYTES)]
-                for name, size in sstable.files.items()
-                for position, part in pieces(size, PIECE_BYTES)
-            ]
-            for one in done:
-                one.result()
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+    needed = this.space.take(missing)
+    pool = ThreadPoolExecutor(this.config.sstable.uploads, thread_name_prefix="upload")
+    try:
+        if missing:
+            what = f"copies of SSTables of node {host.endpoint}, and all that is copied of these tables"
+            check_space(this.store, what, needed, "set store.url to another place, or sstable.read to in_place")
+        for done in [pool.submit(copy, *one) for one in wanted]:
+            done.result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+        this.space.give_back(missing)
 
 
 def snapshots_to_read(store: ObjectStore, plan: BootstrapPlan) -> tuple[SnapshotsOf, list[NodeSnapshot]]:
     """Find the snapshots of a bootstrap: of as many replicas of each token as its consistency level asks for.
 
-    :raises StepError: there are too few; the message names the nodes
+    Nodes that have none are named in a line, if there are enough others.
+
+    :raises StepError: there are too few; the message names the nodes, their queues and the reasons
     """
     about = _snapshots_of(store, plan)
     level, ranges = plan.scan.consistency_level, plan.scan.selection.ranges
-    found = [
-        snapshot
-        for host in asked_hosts(about.ring, level, ranges)
-        if (snapshot := get_manifest(store, plan.bootstrap.id, host.id)) is not None
-    ]
-    if lacking := lacking_hosts(about.ring, level, ranges, {snapshot.host for snapshot in found}):
-        raise StepError(_too_few(store, plan, lacking))
+    asked = asked_hosts(about.ring, level, ranges)
+    found = [one for host in asked if (one := get_manifest(store, plan.bootstrap.id, host.id)) is not None]
+    there = {snapshot.host for snapshot in found}
+    if lacking := lacking_hosts(about.ring, level, ranges, there):
+        raise StepError(_too_few(store, plan, about, lacking))
+    if without := [host for host in asked if host.id not in there]:
+        reasons = _reasons(store, about, without)
+        print(f"ringsync: warning: {plan.scan.table.full_name} is read without {reasons}", flush=True)
     return about, found
 
 
@@ -252,18 +292,24 @@ def _snapshots_of(store: ObjectStore, plan: BootstrapPlan) -> SnapshotsOf:
     about = get_snapshots_of(store, plan.bootstrap.id)
     if about is None:
         raise StepError(
-            f"bootstrap {plan.bootstrap.id} of {plan.scan.table.full_name} has no snapshots: run sstable_snapshot first"
+            f"bootstrap {plan.bootstrap.id} of {plan.scan.table.full_name} has no snapshots: run sstable_snapshot "
+            "first, on a worker of each queue of sync.queue_of_node"
         )
     return about
 
 
-def _too_few(store: ObjectStore, plan: BootstrapPlan, lacking: Sequence[Host]) -> str:
-    reasons = [
-        get_failure(store, plan.bootstrap.id, host.id) or f"node {host.endpoint} ({host.id}): no snapshot was taken yet"
-        for host in lacking
-    ]
+def _too_few(store: ObjectStore, plan: BootstrapPlan, about: SnapshotsOf, lacking: Sequence[Host]) -> str:
     return (
         f"{plan.scan.table.full_name}: too few replicas have a snapshot for {plan.scan.consistency_level} "
-        f"(cassandra.consistency_level): {'; '.join(reasons)}. Mend the cause and run again, which takes those that "
-        "are missing"
+        f"(cassandra.consistency_level): {_reasons(store, about, lacking)}. Mend the cause and run again, which takes "
+        "those that are missing"
+    )
+
+
+def _reasons(store: ObjectStore, about: SnapshotsOf, hosts: Sequence[Host]) -> str:
+    return "; ".join(
+        get_failure(store, about.bootstrap, host.id)
+        or f"node {host.endpoint} ({host.id}): no snapshot was taken yet by a worker of its queue "
+        f"{about.queues.get(host.id, '')!r}: is one running?"
+        for host in hosts
     )

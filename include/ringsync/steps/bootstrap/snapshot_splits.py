@@ -2,6 +2,8 @@
 
 Of each node only the tokens count that it holds by the ring: a node keeps rows of tokens that it has given away until
 somebody cleans it up, and these may have been deleted elsewhere since.
+
+The index of an SSTable takes up to 24 MB. So the driver reads it anew for each wave of tasks, and keeps only a little.
 """
 
 from __future__ import annotations
@@ -10,12 +12,12 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from ringsync.formats.sstable.errors import SSTableError
-from ringsync.formats.sstable.sstables import SSTable, open_sstable
+from ringsync.formats.sstable.sstables import open_sstable
 from ringsync.ledger.snapshots import StoredSSTable
 from ringsync.ring.consistency import by_replicas
 from ringsync.ring.tokens import TokenRange, TokenSet, intersection, subtract
 from ringsync.schema.table import TableSchema
-from ringsync.sources.sstable_files import SSTableSplit, split_tables
+from ringsync.sources.sstable_files import OutlinedSSTable, SSTableSplit, outlined, split_groups
 from ringsync.steps.application import StepError
 from ringsync.steps.bootstrap.plan import BootstrapPlan
 from ringsync.steps.bootstrap.rows_of_split import SnapshotRows
@@ -40,17 +42,16 @@ class SnapshotSplits:
         sources = [(one.host, source_of(store, sstable)) for one in self._snapshots for sstable in one.sstables]
         try:
             with ThreadPoolExecutor(OPENED_AT_ONCE) as pool:
-                opened = list(pool.map(lambda one: (one[0], open_sstable(one[1], table)), sources))
-                # The indexes, too: they say where to cut.
-                list(pool.map(lambda one: one[1].partitions, opened))
+                opened = list(pool.map(lambda one: open_sstable(one[1], table), sources))
+            tables = outlined(opened)
         except (SSTableError, OSError) as error:
             raise StepError(
                 f"a snapshot of {table.full_name} cannot be read: {error}. Scrub the SSTable on its node, and begin "
                 "again with restart"
             ) from error
-        self._of_node: dict[str, list[SSTable]] = {one.host: [] for one in self._snapshots}
-        for host, sstable in opened:
-            self._of_node[host].append(sstable)
+        self._of_node: dict[str, list[OutlinedSSTable]] = {one.host: [] for one in self._snapshots}
+        for (host, _), one in zip(sources, tables, strict=True):
+            self._of_node[host].append(one)
 
     @property
     def ring_digest(self) -> str:
@@ -78,11 +79,11 @@ class SnapshotSplits:
         groups = by_replicas(self._about.ring, ranges, self._of_node.keys())
         each = -(-least // max(1, sum(len(tokens) for _, tokens in groups)))
         try:
-            return [split for nodes, tokens in groups for split in split_tables(self._sstables(nodes), tokens, each)]
+            return split_groups([(self._sstables(nodes), tokens) for nodes, tokens in groups], each)
         except SSTableError as error:
             raise StepError(f"a snapshot of {self._table.full_name} cannot be read: {error}") from error
 
-    def _sstables(self, nodes: Sequence[str]) -> list[SSTable]:
+    def _sstables(self, nodes: Sequence[str]) -> list[OutlinedSSTable]:
         return [sstable for node in nodes for sstable in self._of_node[node]]
 
     def _read_by(self, split: SSTableSplit) -> tuple[StoredSSTable, ...]:
