@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -96,9 +97,35 @@ def valid_mask(array: pa.Array) -> npt.NDArray[np.bool_]:
     return np.unpackbits(bitmap, bitorder="little")[skip : skip + len(array)].view(np.bool_)
 
 
+_KEPT_BYTES = 2**27
+_LEAST_KEPT_BYTES = 2**17
+_free: dict[int, list[pa.Buffer]] = {}
+
+
 def pooled(count: int, kind: type[np.generic]) -> npt.NDArray[Any]:
-    """Allocate an array in Arrow's memory pool. For a large one NumPy would ask the system for new pages."""
-    return np.frombuffer(pa.allocate_buffer(count * np.dtype(kind).itemsize), kind)
+    """Allocate an array whose memory is kept for the next one, once nothing refers to it any more.
+
+    The system gives new memory page by page, and clears each page: that takes longer than to fill it.
+    """
+    size = count * np.dtype(kind).itemsize
+    if size < _LEAST_KEPT_BYTES:
+        return np.frombuffer(pa.allocate_buffer(size), kind)
+    step = 1 << (size.bit_length() - 3)
+    room = -(-size // step) * step
+    try:
+        buffer = _free[room].pop()
+    except (KeyError, IndexError):
+        buffer = pa.allocate_buffer(room)
+    # All views of this array refer to it, also those that Arrow holds.
+    owner = np.frombuffer(buffer, np.uint8)
+    weakref.finalize(owner, _keep, buffer).atexit = False
+    return owner[:size].view(kind)
+
+
+def _keep(buffer: pa.Buffer) -> None:
+    kept = _free.setdefault(buffer.size, [])
+    if (len(kept) + 1) * buffer.size <= _KEPT_BYTES:
+        kept.append(buffer)
 
 
 def runs(starts: npt.NDArray[np.integer[Any]], counts: npt.NDArray[np.integer[Any]]) -> Places:

@@ -52,6 +52,10 @@ class Cells:
         """Take the cells at these places."""
         return Cells(self.buffer, self.offsets[places], self.lengths[places])
 
+    def part(self, first: int, end: int) -> Cells:
+        """Return the cells from ``first`` on, and before ``end``."""
+        return Cells(self.buffer, self.offsets[first:end], self.lengths[first:end])
+
     def without(self, rows: Mask) -> Cells:
         """Make the cells in these rows null."""
         return Cells(self.buffer, self.offsets, np.where(rows, np.int32(NULL_LENGTH), self.lengths))

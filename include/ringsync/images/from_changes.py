@@ -49,16 +49,19 @@ def row_images_of(merged: ChangeRows, table: TableSchema, misfits: Misfits) -> p
     return images_of(rows, table, misfits, np.arange(len(rows)))
 
 
-def images_of(rows: ChangeRows, table: TableSchema, misfits: Misfits, static_of: Places) -> pa.RecordBatch:
+def images_of(
+    rows: ChangeRows, table: TableSchema, misfits: Misfits, static_of: Places, grid: CellGrid | None = None
+) -> pa.RecordBatch:
     """Convert rows and static rows to images, as :func:`row_images_of` does.
 
     :param static_of: index of the row whose static cells each row shows
+    :param grid: cells of all rows that are no tombstones, if they are not among the rows; all columns have one cell
     """
     count = len(rows)
     columns = [column for column in columns_of(table) if not column.dropped]
     cells = kept(rows.cells, table)
     scalars = [column for column in columns if not column.is_multicell]
-    grid = cell_grid(cells, scalars, count, static_of)
+    grid = grid or cell_grid(cells, scalars, count, static_of)
     live = _elements(cells, columns, static_of)
     _, clustering, _ = clustering_parts(rows.clustering, len(table.clustering))
     keys = [*partition_parts(rows.partition_key, table), *clustering]

@@ -25,6 +25,8 @@ def images_of_part(part: MergedPart, table: TableSchema, misfits: Misfits) -> pa
         clustering per partition with static cells; in a table without clustering one per deleted partition
     :raises UnrepresentableValueError: there is such a value, with ``misfits="error"``
     """
+    if part.grid is not None:
+        return images_of(part.rows, table, misfits, np.arange(len(part.rows)), part.grid)
     rows = part.rows if table.clustering else with_expected_rows(part.rows, part.rows, table)
     rows = rows.where(rows.of_row)
     if not table.of_kind("static"):

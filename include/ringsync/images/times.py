@@ -29,12 +29,17 @@ class UnrepresentableValueError(ValueError):
 
 
 def refuse_misfits(
-    table: TableSchema, decoded: Mapping[str, Decoded], cells: Mapping[str, Cells], where: Callable[[int], str]
+    table: TableSchema,
+    decoded: Mapping[str, Decoded],
+    cells: Mapping[str, Cells],
+    where: Callable[[int], str],
+    remedy: str = "",
 ) -> None:
     """Make sure that the types in the lake can hold all values.
 
     :param cells: values of each column, serialised
     :param where: function that describes a row
+    :param remedy: what to do then; empty: keep such values as bytes in images
     :raises UnrepresentableValueError: a type cannot hold a value
     """
     for column in table.columns:
@@ -44,11 +49,13 @@ def refuse_misfits(
         row = int(np.flatnonzero(misfits)[0])
         value = cells[column.name].value(row) or b""
         shown = f"0x{value[:_SHOWN_BYTES].hex()}" + (f"… ({len(value)} bytes)" if len(value) > _SHOWN_BYTES else "")
+        keep = (
+            "set replica.unrepresentable_values: raw in the configuration to keep such values "
+            f"as bytes in _x.{lake_names(table)[column.name]}.raw"
+        )
         raise UnrepresentableValueError(
             f"table {table.full_name}, column {column.name}, {where(row)}: {shown} is "
-            f"{misfit_reason(column.type, value)}, which the column's type in the lake cannot hold; "
-            f"set replica.unrepresentable_values: raw in the configuration to keep such values "
-            f"as bytes in _x.{lake_names(table)[column.name]}.raw"
+            f"{misfit_reason(column.type, value)}, which the column's type in the lake cannot hold; {remedy or keep}"
         )
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+from numba import njit
 
 from ringsync.compiled.arrow import Integers, Mask
+from ringsync.compiled.memory import KERNEL, load32_native
 from ringsync.cql.cells import NULL_LENGTH, Cells
 from ringsync.schema.table import TableSchema
 
@@ -62,5 +64,12 @@ def _part(cells: Cells, at: Integers, lengths: Integers) -> Cells:
 
 
 def _int32(cells: Cells, at: Integers) -> Integers:
-    four = np.ascontiguousarray(cells.buffer[at[:, None] + np.arange(4)])
-    return four.view("<i4").reshape(len(at)).astype(np.int64)
+    found = np.empty(len(at), np.int64)
+    _load_each(cells.arguments[0], at, found)
+    return found
+
+
+@njit(**KERNEL)  # type: ignore[untyped-decorator]
+def _load_each(base: int, at: Integers, found: Integers) -> None:
+    for row in range(len(at)):
+        found[row] = load32_native(base + at[row])

@@ -296,6 +296,26 @@ def _merge_counters(
     return length
 
 
+@njit(inline="always")  # type: ignore[untyped-decorator]
+def compare_times(
+    timestamp: int, expiry: int, dead: bool, other_timestamp: int, other_expiry: int, other_dead: bool
+) -> int:
+    """Compare two cells by all but their values; the greater one wins.
+
+    :param timestamp: µs; ``expiry``: local deletion time, s; -1: none; ``dead``: whether it is a tombstone
+    """
+    if timestamp != other_timestamp:
+        return 1 if timestamp > other_timestamp else -1
+    ends, other_ends = expiry != _NO_EXPIRY, other_expiry != _NO_EXPIRY
+    if ends != other_ends:
+        return 1 if ends else -1
+    if dead != other_dead:
+        return 1 if dead else -1
+    if expiry != other_expiry:
+        return 1 if expiry > other_expiry else -1
+    return 0
+
+
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def _wins(part: int, other: int, is_counter: int, cells: CellColumns) -> bool:
     """Tell whether a cell wins against another (C: Cells.resolveRegular and resolveCounter).
@@ -306,16 +326,11 @@ def _wins(part: int, other: int, is_counter: int, cells: CellColumns) -> bool:
     dead, other_dead = cells.kinds[part] == TOMBSTONE, cells.kinds[other] == TOMBSTONE
     if is_counter and dead != other_dead:
         return bool(dead)
-    if cells.timestamps[part] != cells.timestamps[other]:
-        return bool(cells.timestamps[part] > cells.timestamps[other])
-    ends, other_ends = cells.expiries[part] != _NO_EXPIRY, cells.expiries[other] != _NO_EXPIRY
-    if ends != other_ends:
-        return bool(ends)
-    if dead != other_dead:
-        return bool(dead)
-    if cells.expiries[part] != cells.expiries[other]:
-        return bool(cells.expiries[part] > cells.expiries[other])
-    order: int = compare_cells(cells.values, part, other)
+    timestamp, other_timestamp = cells.timestamps[part], cells.timestamps[other]
+    expiry, other_expiry = cells.expiries[part], cells.expiries[other]
+    order: int = compare_times(timestamp, expiry, dead, other_timestamp, other_expiry, other_dead)
+    if order == 0:
+        order = compare_cells(cells.values, part, other)
     if order == 0:
         order = cells.ttls[part] - cells.ttls[other]
     if order == 0:

@@ -333,14 +333,23 @@ def merge_liveness(
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
 def _lives(row: int, other: int, timestamps: Integers, ttls: Integers, expiries: Integers) -> bool:
-    """Tell whether a liveness wins (C: LivenessInfo.supersedes); the TTL is last, so there is always one answer."""
-    if timestamps[row] != timestamps[other]:
-        return bool(timestamps[row] > timestamps[other])
-    a, b = ttls[row], ttls[other]
-    if (a == _EXPIRED_TTL) != (b == _EXPIRED_TTL):
-        return bool(a == _EXPIRED_TTL)
-    if (a < 0) != (b < 0):
-        return bool(b < 0)
-    if a < 0 or expiries[row] == expiries[other]:
-        return bool(a > b)
-    return bool(expiries[row] > expiries[other])
+    """Tell whether the liveness of a row wins against that of another one."""
+    timestamp, other_timestamp = timestamps[row], timestamps[other]
+    return bool(outlives(timestamp, ttls[row], expiries[row], other_timestamp, ttls[other], expiries[other]))
+
+
+@njit(inline="always")  # type: ignore[untyped-decorator]
+def outlives(timestamp: int, ttl: int, expiry: int, other_timestamp: int, other_ttl: int, other_expiry: int) -> bool:
+    """Tell whether a liveness wins (C: LivenessInfo.supersedes); the TTL is last, so there is always one answer.
+
+    :param timestamp: µs; ``ttl``: s; -1: none; ``expiry``: s
+    """
+    if timestamp != other_timestamp:
+        return timestamp > other_timestamp
+    if (ttl == _EXPIRED_TTL) != (other_ttl == _EXPIRED_TTL):
+        return ttl == _EXPIRED_TTL
+    if (ttl < 0) != (other_ttl < 0):
+        return other_ttl < 0
+    if ttl < 0 or expiry == other_expiry:
+        return ttl > other_ttl
+    return expiry > other_expiry

@@ -18,6 +18,10 @@ import pyarrow as pa
 from ringsync.changes.batch import ChangeRows, concatenated
 from ringsync.changes.keys.order import clustering_keys
 from ringsync.changes.keys.order_kernels import END
+from ringsync.changes.flat import taken
+from ringsync.changes.grid import CellGrid
+from ringsync.changes.plain import PlainRows
+from ringsync.changes.reconcile.plain import merge_plain
 from ringsync.changes.reconcile.rows import merge
 from ringsync.changes.schema import PARTITION_DELETION, RANGE_DELETION, ROW, STATIC
 from ringsync.compiled.arrow import integers
@@ -42,7 +46,7 @@ class Stream:
     """
 
     first_token: int
-    open: Callable[[], Iterator[pa.RecordBatch]]
+    open: Callable[[], Iterator[pa.RecordBatch | PlainRows]]
 
 
 @dataclass(frozen=True)
@@ -52,10 +56,13 @@ class MergedPart:
     :ivar rows: reconciled change rows (:mod:`ringsync.changes.reconcile.rows`) that no other part has
     :ivar carried: the deletion and the static row of the partition with which the part begins, where the partition
         began in an earlier part: that part has them
+    :ivar grid: cells that are no tombstones; None: they are among the rows, as are all others. A part that has a grid
+        has no digests and sources
     """
 
     rows: ChangeRows
     carried: ChangeRows
+    grid: CellGrid | None = None
 
 
 def merge_streams(streams: Sequence[Stream], table: TableSchema) -> Iterator[MergedPart]:
@@ -82,7 +89,7 @@ def merge_streams(streams: Sequence[Stream], table: TableSchema) -> Iterator[Mer
 
 
 def _merged(
-    members: Sequence[ChangeRows], before: ChangeRows | None, held: ChangeRows | None, bound: Place, table: TableSchema
+    members: Sequence[ChangeRows | PlainRows], before: ChangeRows | None, held: ChangeRows | None, bound: Place, table: TableSchema
 ) -> tuple[MergedPart, ChangeRows, ChangeRows | None]:
     """Merge the rows up to a place.
 
@@ -90,9 +97,15 @@ def _merged(
     :param held: that of it which no part has yet
     :returns: the part, what is to be carried to the next one, and what of it no part has yet
     """
+    if not before and all(isinstance(one, PlainRows) and not one.kind.any() for one in members):
+        plain = merge_plain([one for one in members if isinstance(one, PlainRows)], table)
+        if plain is not None:
+            nothing: ChangeRows = taken(plain[0], slice(0, 0))
+            return MergedPart(plain[0], nothing, plain[1]), nothing, None
+    rows = [one.change_rows() if isinstance(one, PlainRows) else one for one in members]
     is_held = held is not None and len(held) > 0
     known = set() if before is None or is_held else {_head(before, row) for row in range(len(before))}
-    merged = merge(concatenated([*members, *([before] if before else [])]), table)
+    merged = merge(concatenated([*rows, *([before] if before else [])]), table)
     is_head = (merged.kind == PARTITION_DELETION) | (merged.kind == STATIC)
     is_known = np.zeros(len(merged), np.bool_)
     if known:
@@ -122,7 +135,7 @@ def _head(rows: ChangeRows, row: int) -> tuple[int, bytes | None, int]:
 class _Reading:
     """An open stream, and its batches that are not merged yet."""
 
-    def __init__(self, batches: Iterator[pa.RecordBatch], table: TableSchema) -> None:
+    def __init__(self, batches: Iterator[pa.RecordBatch | PlainRows], table: TableSchema) -> None:
         self._batches, self._table = batches, table
         self._pending: list[_Batch] = []
         self.reached: Place = _BEFORE_ALL
@@ -134,17 +147,17 @@ class _Reading:
         :raises ValueError: the rows of a batch come before those of the last one
         """
         while not self._pending or 2 * sum(one.left for one in self._pending) < len(self._pending[-1]):
-            batch = next((one for one in self._batches if one.num_rows), None)
+            batch = next((one for one in self._batches if len(one)), None)
             if batch is None:
                 break
             found = _Batch(batch, self._table)
             if found.places(0, 1)(0) < self.reached:
-                raise ValueError(f"the rows of {batch['file'][0]} are not in their order: is the file damaged?")
+                raise ValueError(f"the rows of {found.file} are not in their order: is the file damaged?")
             self._pending.append(found)
             self.reached = found.last
         return bool(self._pending)
 
-    def up_to(self, bound: Place) -> Iterator[ChangeRows]:
+    def up_to(self, bound: Place) -> Iterator[ChangeRows | PlainRows]:
         """Take the rows up to a place, and yield also the ranges that begin before it and end behind it."""
         while self._pending:
             batch = self._pending[0]
@@ -158,13 +171,18 @@ class _Batch:
     """A batch of a stream, and how far it is merged.
 
     :ivar last: place of its last row
+    :ivar file: path of the SSTable
     """
 
-    def __init__(self, batch: pa.RecordBatch, table: TableSchema) -> None:
+    def __init__(self, batch: pa.RecordBatch | PlainRows, table: TableSchema) -> None:
         self._batch, self._table, self._done = batch, table, 0
-        self._tokens, self._keys = integers(batch["token"]), cells_of(batch["partition_key"])
-        self._kinds = integers(batch["kind"])
-        self._clusterings, self._range_ends = cells_of(batch["clustering"]), cells_of(batch["range_end"])
+        if isinstance(batch, PlainRows):
+            self._tokens, self._keys, self._kinds = batch.token, batch.partition_key, batch.kind
+            self._clusterings, self._range_ends, self.file = batch.clustering, batch.range_end, batch.file
+        else:
+            self._tokens, self._keys = integers(batch["token"]), cells_of(batch["partition_key"])
+            self._kinds, self.file = integers(batch["kind"]), batch["file"][0]
+            self._clusterings, self._range_ends = cells_of(batch["clustering"]), cells_of(batch["range_end"])
         self.last = self.places(len(batch) - 1, len(batch))(len(batch) - 1)
 
     def __len__(self) -> int:
@@ -175,12 +193,17 @@ class _Batch:
         """Number of rows that are not merged yet."""
         return len(self._batch) - self._done
 
-    def up_to(self, bound: Place) -> Iterator[ChangeRows]:
+    def up_to(self, bound: Place) -> Iterator[ChangeRows | PlainRows]:
         """Take the rows up to a place, and yield also the ranges that begin before it and end behind it."""
         first, self._done = self._done, self._count_up_to(bound)
         if self._done > first:
-            yield ChangeRows.of(self._batch.slice(first, self._done - first))
-        yield from map(ChangeRows.of, self._begun_ranges(bound))
+            yield self._rows(first, self._done)
+        yield from self._begun_ranges(bound)
+
+    def _rows(self, first: int, end: int) -> ChangeRows | PlainRows:
+        if isinstance(self._batch, PlainRows):
+            return self._batch.part(first, end)
+        return ChangeRows.of(self._batch.slice(first, end - first))
 
     def _count_up_to(self, bound: Place) -> int:
         """Count the rows of the batch up to a place."""
@@ -191,12 +214,12 @@ class _Batch:
         end = max(end, first)
         return bisect_right(range(end), bound, lo=first, key=self.places(first, end))
 
-    def _begun_ranges(self, bound: Place) -> Iterator[pa.RecordBatch]:
+    def _begun_ranges(self, bound: Place) -> Iterator[ChangeRows | PlainRows]:
         for row in (self._done + np.flatnonzero(self._kinds[self._done :] == RANGE_DELETION)).tolist():
             start = clustering_keys(self._clusterings.take(np.array([row])), self._table)
             if (*self._partition(row), 2, start.value(0) or b"") > bound:
                 return
-            yield self._batch.slice(row, 1)
+            yield self._rows(row, row + 1)
 
     def _partition(self, row: int) -> tuple[int, bytes]:
         return int(self._tokens[row]), self._keys.value(row) or b""

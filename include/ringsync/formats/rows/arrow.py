@@ -1,13 +1,17 @@
-"""What the kernels have written, as a batch of change rows."""
+"""What the kernels have written, as a batch of change rows, or as plain rows."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
-from ringsync.changes.schema import CELL, CHANGE_ROWS, COMPLEX_DELETION, DELETION, EXPIRING, LIVENESS, TOMBSTONE
+from ringsync.changes.plain import PlainRows
+from ringsync.changes.schema import CELL, CHANGE_ROWS, COMPLEX_DELETION, DELETION, EXPIRING, LIVENESS, PARTITION_DELETION, RANGE_DELETION, TOMBSTONE
 from ringsync.compiled.arrow import Mask, array_of, bitmap, structs_of
-from ringsync.cql.cells import cells_of_values, raw_values
+from ringsync.cql.cells import NULL_LENGTH, Cells, cells_of_values, raw_values
 from ringsync.formats.rows import state as at
 from ringsync.formats.rows.state import Output
 
@@ -77,3 +81,42 @@ def change_rows(output: Output, versions: pa.Array, files: pa.Array) -> pa.Recor
         numbers(at.ROW_POSITION, rows),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=CHANGE_ROWS)
+
+
+def plain_rows(output: Output, window: npt.NDArray[np.uint8], table_id: bytes, file: str) -> PlainRows:
+    """Wrap the arrays that the kernels have filled with plain rows. Nothing is copied.
+
+    :param window: the bytes that were read; nobody may change them afterwards
+    :param file: path of the SSTable
+    """
+    rows, cells, arrays = output.count(at.ROWS), output.count(at.CELLS), output.arrays
+
+    def of_rows(name: int) -> npt.NDArray[Any]:
+        return arrays[name][:rows]
+
+    def of_cells(name: int) -> npt.NDArray[Any]:
+        return arrays[name][:cells]
+
+    def between(ends: int, data: int, absent: Mask) -> Cells:
+        limits = arrays[ends][: rows + 1]
+        lengths = np.diff(limits)
+        if absent.any():
+            lengths[absent] = NULL_LENGTH
+        return Cells(arrays[data], limits[:-1], lengths)
+
+    kind = of_rows(at.ROW_KIND)
+    return PlainRows(
+        table_id,
+        file,
+        of_rows(at.ROW_TOKEN),
+        kind,
+        Cells(arrays[at.KEYS], of_rows(at.KEY_ENDS), of_rows(at.KEY_LENGTHS)),
+        between(at.CLUSTERING_ENDS, at.CLUSTERINGS, kind == PARTITION_DELETION),
+        between(at.RANGE_ENDS, at.RANGES, kind != RANGE_DELETION),
+        *map(of_rows, (at.ROW_WRITE_TIME, at.ROW_POSITION)),
+        *map(of_rows, (at.ROW_LIVENESS, at.ROW_LIVENESS_TIMESTAMP, at.ROW_LIVENESS_TTL, at.ROW_LIVENESS_EXPIRES)),
+        *map(of_rows, (at.ROW_DELETION, at.ROW_DELETION_TIMESTAMP, at.ROW_DELETION_LOCAL)),
+        arrays[at.ROW_CELLS][: rows + 1],
+        *map(of_cells, (at.CELL_COLUMN, at.CELL_TIMESTAMP, at.CELL_TTL, at.CELL_LOCAL, at.CELL_KIND)),
+        Cells(window, of_cells(at.VALUE_ENDS), of_cells(at.VALUE_LENGTHS)),
+    )

@@ -19,7 +19,15 @@ from ringsync.compiled.memory import (
     store64,
 )
 from ringsync.formats.rows import state as at
-from ringsync.formats.rows.output import NO_TIMESTAMP, append, fits, put_cell, raise_write_time, room
+from ringsync.formats.rows.output import (
+    NO_TIMESTAMP,
+    append,
+    fits,
+    put_cell,
+    put_plain_cell,
+    raise_write_time,
+    room,
+)
 from ringsync.formats.rows.state import FULL, LAST_CODE, MALFORMED
 
 _SECONDS = 0xFFFFFFFF
@@ -164,6 +172,14 @@ def _decode_cell(s: int, p: int, end: int, q: int, column: int, has_path: bool) 
     cell = load64_native(s + at.CELLS)
     if room(s, at.CELLS) == 0:
         return FULL, q
+    if not has_path and load64_native(s + at.IS_PLAIN):
+        length, p = _value_length(p, flags, column)
+        if length < 0 or length > end - p:
+            return MALFORMED, q
+        put_plain_cell(s, cell, kind, timestamp, ttl, local, p, length)
+        store32(load64_native(s + at.CELL_COLUMN) + 4 * cell, load64_native(column + at.COLUMN_NUMBER))
+        store64(s + at.CELLS, cell + 1)
+        return p + length, q
     store64(q, load64_native(column + at.COLUMN_HASH))
     q += 8
     path_length = -1

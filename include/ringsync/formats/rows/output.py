@@ -8,7 +8,7 @@ from __future__ import annotations
 from numba import njit
 
 from ringsync.changes.digest import DIGEST_BYTES, store_digest
-from ringsync.changes.schema import EXPIRING, TOMBSTONE
+from ringsync.changes.schema import EXPIRING, LIVE, TOMBSTONE
 from ringsync.compiled.memory import (
     KERNEL,
     copy16,
@@ -60,6 +60,7 @@ def undo(s: int) -> None:
         store8(has_path + cell, 0)
     for cursor in range(at.CURSORS[0], at.CURSORS[1], 8):
         store64(s + cursor, load64_native(s + cursor + at.CURSOR_BYTES))
+    store64(s + at.KEY_PLACE, -1)
 
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
@@ -78,6 +79,7 @@ def begin_partition(s: int, table: int, table_id: int, key: int, length: int) ->
     store32(scratch + 17, length)
     copy_bytes(scratch + 21, key, length)
     store64(s + at.HEAD_END, scratch + 21 + length)
+    store64(s + at.KEY_PLACE, -1)
 
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
@@ -189,10 +191,8 @@ def end_row(s: int, p: int, q: int, kind: int, clustering_end: int, range_end: i
         or bound > room(s, at.RANGE_BYTES)
     ):
         return FULL
-    _append_only(s, at.KEYS, at.KEY_BYTES, load64_native(s + at.KEY), key_length)
     _append_only(s, at.CLUSTERINGS, at.CLUSTERING_BYTES, head, clustering)
     _append_only(s, at.RANGES, at.RANGE_BYTES, clustering_end, bound)
-    store32(load64_native(s + at.KEY_ENDS) + 4 * row + 4, load64_native(s + at.KEY_BYTES))
     store32(load64_native(s + at.CLUSTERING_ENDS) + 4 * row + 4, load64_native(s + at.CLUSTERING_BYTES))
     store32(load64_native(s + at.RANGE_ENDS) + 4 * row + 4, load64_native(s + at.RANGE_BYTES))
     store32(load64_native(s + at.ROW_CELLS) + 4 * row + 4, load64_native(s + at.CELLS))
@@ -201,9 +201,40 @@ def end_row(s: int, p: int, q: int, kind: int, clustering_end: int, range_end: i
     store64(load64_native(s + at.ROW_TOKEN) + 8 * row, load64_native(s + at.TOKEN))
     store64(load64_native(s + at.ROW_POSITION) + 8 * row, load64_native(s + at.POSITION))
     store64(load64_native(s + at.ROW_WRITE_TIME) + 8 * row, load64_native(s + at.WRITE_TIME))
+    store64(s + at.ROWS, row + 1)
+    if load64_native(s + at.IS_PLAIN):
+        _put_shared_key(s, row, key_length)
+        return p
+    _append_only(s, at.KEYS, at.KEY_BYTES, load64_native(s + at.KEY), key_length)
+    store32(load64_native(s + at.KEY_ENDS) + 4 * row + 4, load64_native(s + at.KEY_BYTES))
     scratch = load64_native(s + at.SCRATCH)
     copy16(load64_native(s + at.ROW_TABLE_ID) + 16 * row, scratch)
     store8(scratch + 16, kind)
     store_digest(load64_native(s + at.ROW_DIGEST) + DIGEST_BYTES * row, scratch, q - scratch)
-    store64(s + at.ROWS, row + 1)
     return p
+
+
+@njit(inline="always")  # type: ignore[untyped-decorator]
+def _put_shared_key(s: int, row: int, length: int) -> None:
+    """Write where a plain row's partition key is. The caller has checked that there is room for another one."""
+    place = load64_native(s + at.KEY_PLACE)
+    if place < 0:
+        place = load64_native(s + at.KEY_BYTES)
+        _append_only(s, at.KEYS, at.KEY_BYTES, load64_native(s + at.KEY), length)
+        store64(s + at.KEY_PLACE, place)
+    store32(load64_native(s + at.KEY_ENDS) + 4 * row, place)
+    store32(load64_native(s + at.KEY_LENGTHS) + 4 * row, length)
+
+
+@njit(inline="always")  # type: ignore[untyped-decorator]
+def put_plain_cell(
+    s: int, cell: int, kind: int, timestamp: int, ttl: int, local: int, value: int, length: int
+) -> None:
+    """Write a plain cell's content, except its column."""
+    store64(load64_native(s + at.CELL_TIMESTAMP) + 8 * cell, timestamp)
+    store8(load64_native(s + at.CELL_KIND) + cell, kind)
+    if kind != LIVE:
+        store32(load64_native(s + at.CELL_TTL) + 4 * cell, ttl)
+        store64(load64_native(s + at.CELL_LOCAL) + 8 * cell, local)
+    store32(load64_native(s + at.VALUE_ENDS) + 4 * cell, value - load64_native(s + at.BASE))
+    store32(load64_native(s + at.VALUE_LENGTHS) + 4 * cell, length)

@@ -48,6 +48,7 @@ CLUSTERING_ENDS = _array("rows", np.int32)
 RANGE_ENDS = _array("rows", np.int32)
 ROW_CELLS = _array("rows", np.int32)
 ROW_COMPLEX = _array("rows", np.int32)
+KEY_LENGTHS = _array("rows", np.int32)
 CELL_COLUMN = _array("cells", np.int32)
 CELL_HAS_PATH = _array("cells", np.uint8)
 CELL_TIMESTAMP = _array("cells", np.int64)
@@ -56,6 +57,7 @@ CELL_LOCAL = _array("cells", np.int64)
 CELL_KIND = _array("cells", np.int8)
 PATH_ENDS = _array("cells", np.int32)
 VALUE_ENDS = _array("cells", np.int32)
+VALUE_LENGTHS = _array("cells", np.int32)
 COMPLEX_COLUMN = _array("complex", np.int32)
 COMPLEX_HASH = _array("complex", np.int64)
 COMPLEX_TIMESTAMP = _array("complex", np.int64)
@@ -84,7 +86,7 @@ CURSORS = (_FIRST_ROOM + CURSOR_BYTES, _FIRST_ROOM + 2 * CURSOR_BYTES)
     VALUE_BYTES,
 ) = range(*CURSORS, 8)
 _FIRST_INPUT = CURSORS[1] + CURSOR_BYTES
-_INPUT_WORDS = 41
+_INPUT_WORDS = 43
 (
     BASE,
     DIRECTORY,
@@ -127,6 +129,8 @@ _INPUT_WORDS = 41
     FIRST_CELL,
     FIRST_COMPLEX,
     SCRATCH_END,
+    IS_PLAIN,
+    KEY_PLACE,
 ) = range(_FIRST_INPUT, _FIRST_INPUT + _INPUT_WORDS * 8, 8)
 WORDS = _FIRST_INPUT // 8 + _INPUT_WORDS
 HEAD_ROOM = 128

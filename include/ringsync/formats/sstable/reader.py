@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,11 +16,12 @@ import pyarrow as pa
 
 from ringsync.changes.columns import COLUMN_WORDS, LoggedTables, columns_of, logged_tables
 from ringsync.changes.digest import column_hashes
-from ringsync.compiled.arrow import Integers
+from ringsync.changes.plain import PlainRows, is_plain
+from ringsync.compiled.arrow import Integers, pooled
 from ringsync.compiled.memory import PADDING, address
 from ringsync.cql.types import VARIABLE, is_multicell, stored_length
 from ringsync.formats.rows import state as at
-from ringsync.formats.rows.arrow import change_rows, constant_columns
+from ringsync.formats.rows.arrow import change_rows, constant_columns, plain_rows
 from ringsync.formats.rows.state import CUT, DECODED, FULL, MALFORMED, SHADOWABLE, TOO_LARGE, Capacity, Output
 from ringsync.formats.sstable import rows as kernel
 from ringsync.formats.sstable.data import DataFile, Loss
@@ -48,6 +50,7 @@ class Layout:
 
     :ivar tables: the table
     :ivar columns: addresses of the descriptions of the static columns, and of the regular columns, of the SSTable
+    :ivar is_plain: whether :func:`read_plain_rows` can read it: all columns are plain, in the order of their numbers
     :ivar kept: arrays to which the addresses point
     """
 
@@ -55,6 +58,7 @@ class Layout:
     header: Header
     tables: LoggedTables
     columns: tuple[Integers, Integers]
+    is_plain: bool
     kept: tuple[npt.NDArray[np.int64], ...] = field(repr=False)
 
 
@@ -71,6 +75,7 @@ def layout_of(descriptor: Descriptor, header: Header, table: TableSchema, shown:
     hashes = column_hashes({column.name for column in columns_of(table)})
     found = file_columns(descriptor, header, table)
     addresses, kept = [], []
+    plain = is_plain(table) and not found.static
     for columns in (found.static, found.regular):
         described = np.zeros((len(columns), COLUMN_WORDS), np.int64)
         for entry, (column, cql_type) in zip(described, ((one.column, one.type) for one in columns), strict=True):
@@ -79,24 +84,30 @@ def layout_of(descriptor: Descriptor, header: Header, table: TableSchema, shown:
             width = VARIABLE if is_complex else stored_length(cql_type)
             # An SSTable names its columns once, not in each partition: the kernels do not need their names.
             entry[:] = 0, 0, number, width, is_complex, hashes[column.name]
+            plain &= not is_complex
+        places = described[:, at.COLUMN_NUMBER // 8]
+        plain &= bool((np.diff(places[places >= 0]) > 0).all())
         kept.append(described)
         addresses.append(address(described) + at.COLUMN_BYTES * np.arange(len(columns) + 1, dtype=np.int64))
-    return Layout(descriptor, header, logged_tables([shown]), (addresses[0], addresses[1]), tuple(kept))
+    return Layout(descriptor, header, logged_tables([shown]), (addresses[0], addresses[1]), plain, tuple(kept))
+
+
+Rows = TypeVar("Rows", pa.RecordBatch, PlainRows)
 
 
 @dataclass(frozen=True)
-class SSTableRows:
+class SSTableRows(Generic[Rows]):
     """Some rows of an SSTable, in its order: by token and partition key, then by clustering.
 
     In a partition come its deletion, its static row, then rows and range deletions, each range behind the rows that it
     covers, and before the next batch.
 
-    :ivar rows: batch of ``CHANGE_ROWS``; ``position`` is where a row begins in the uncompressed data
+    :ivar rows: batch of ``CHANGE_ROWS``, or plain rows; ``position`` is where a row begins in the uncompressed data
     :ivar end: position in the uncompressed data up to which everything was read
     :ivar losses: what could not be read since the batch before
     """
 
-    rows: pa.RecordBatch
+    rows: Rows
     end: int
     losses: tuple[Loss, ...] = ()
 
@@ -108,7 +119,7 @@ def read_rows(
     end: int,
     next_partition: Callable[[int], int | None],
     capacity: Capacity | None = None,
-) -> Iterator[SSTableRows]:
+) -> Iterator[SSTableRows[pa.RecordBatch]]:
     """Read the partitions that begin at ``first`` or later, and before ``end``.
 
     :param first: position of a partition in the uncompressed data; ``end``: likewise, or the end of the data
@@ -116,24 +127,44 @@ def read_rows(
         a partition; None: there is none. It is called after a loss
     :param capacity: capacity of a batch, and of the window; a single row that needs more gets it
     """
-    yield from _Reading(data, layout, first, end, capacity or Capacity()).batches(next_partition)
+    reading = _Reading(data, layout, first, end, capacity or Capacity())
+    for output, position, losses in reading.batches(next_partition):
+        yield SSTableRows(reading.change_rows(output), position, losses)
+
+
+def read_plain_rows(
+    data: DataFile,
+    layout: Layout,
+    first: int,
+    end: int,
+    next_partition: Callable[[int], int | None],
+    capacity: Capacity | None = None,
+) -> Iterator[SSTableRows[PlainRows]]:
+    """Do the same as :func:`read_rows` for a plain layout, without copying values or computing digests."""
+    reading = _Reading(data, layout, first, end, capacity or Capacity(), plain=True)
+    for output, position, losses in reading.batches(next_partition):
+        yield SSTableRows(reading.plain_rows(output), position, losses)
 
 
 class _Reading:
     """The state of :func:`read_rows`: the window, and the kernel's place in it.
 
     The window holds the bytes of the data from ``_start`` to ``_stop``. It stops at ``_broken``, what cannot be read.
+    Plain rows point into it, so that each of their windows is a new one.
     """
 
-    def __init__(self, data: DataFile, layout: Layout, first: int, end: int, capacity: Capacity) -> None:
-        self._data, self._layout, self._end = data, layout, end
+    def __init__(
+        self, data: DataFile, layout: Layout, first: int, end: int, capacity: Capacity, *, plain: bool = False
+    ) -> None:
+        self._data, self._layout, self._end, self._plain = data, layout, end, plain
         self._capacity = self._room = capacity
         self._position = self._start = self._stop = first
         self._window = np.empty(0, np.uint8)
         self._broken: Loss | None = None
         self._open_range = np.zeros(_OPEN_RANGE.stop - _OPEN_RANGE.start, np.int64)
         self._constants = constant_columns(0, data.file)
-        table_id = np.frombuffer(bytes.fromhex(layout.tables.tables[0].table_id) + bytes(PADDING), np.uint8)
+        self._table_id = bytes.fromhex(layout.tables.tables[0].table_id)
+        table_id = np.frombuffer(self._table_id + bytes(PADDING), np.uint8)
         key, bound = np.zeros((2, kernel.ROOM + PADDING), np.uint8)
         self._kept = (table_id, key, bound)
         self._place = np.zeros(kernel.WORDS, np.int64)
@@ -143,19 +174,22 @@ class _Reading:
         self._put(kernel.HAS_STATIC, len(layout.header.static) > 0)
         self._put(kernel.HAS_SHORT_DELETIONS, layout.descriptor.features.unsigned_times)
 
-    def batches(self, next_partition: Callable[[int], int | None]) -> Iterator[SSTableRows]:
+    def batches(
+        self, next_partition: Callable[[int], int | None]
+    ) -> Iterator[tuple[Output, int, tuple[Loss, ...]]]:
+        """Yield what the kernels have written, up to which position, and the losses since the batch before."""
         self._fill()
         while self._position < self._end:
             before = self._position
             output, outcome = self._decode()
             if self._position > before:
-                yield SSTableRows(self._rows(output), self._position)
+                yield output, self._position, ()
                 if outcome != FULL or self._room != self._capacity:
                     self._room = self._capacity
                     self._fill()
             elif reason := self._obstacle(outcome, int(output.state[at.BYTES_MISSING // 8])):
                 loss = self._lose(reason, next_partition)
-                yield SSTableRows(self._rows(output), self._position, (loss,))
+                yield output, self._position, (loss,)
                 self._fill()
 
     def _fill(self) -> None:
@@ -163,8 +197,8 @@ class _Reading:
         wanted = min(self._room.bytes, self._end - self._position)
         window = self._window
         is_too_large = self._room == self._capacity and len(window) > self._room.bytes + PADDING
-        if len(window) < wanted + PADDING or is_too_large:
-            window = np.zeros(wanted + PADDING, np.uint8)
+        if self._plain or len(window) < wanted + PADDING or is_too_large:
+            window = pooled(wanted + PADDING, np.uint8)
         kept = min(max(self._stop - self._position, 0), wanted)
         window[:kept] = self._window[self._position - self._start :][:kept]
         self._window, self._start, self._stop = window, self._position, self._position + wanted
@@ -181,7 +215,7 @@ class _Reading:
             state[place // 8], state[place // 8 + 1] = address(columns), len(columns) - 1
         state[at.MIN_TIMESTAMP // 8], state[at.MIN_TTL // 8] = header.min_timestamp, header.min_ttl
         state[at.MIN_LOCAL // 8] = header.min_local_deletion_time
-        state[at.HAS_SIZES // 8] = 1
+        state[at.HAS_SIZES // 8], state[at.IS_PLAIN // 8] = 1, self._plain
         state[_OPEN_RANGE] = self._open_range
         self._put(kernel.NEXT, base + self._position - self._start)
         self._put(kernel.END, base + self._stop - self._start)
@@ -228,7 +262,12 @@ class _Reading:
         self._open_range[:] = 0
         return Loss(self._data.file, lost, self._position - lost, reason)
 
-    def _rows(self, output: Output) -> pa.RecordBatch:
+    def plain_rows(self, output: Output) -> PlainRows:
+        """Wrap what the kernels have written, before the next batch."""
+        return plain_rows(output, self._window, self._table_id, self._data.file)
+
+    def change_rows(self, output: Output) -> pa.RecordBatch:
+        """Wrap what the kernels have written."""
         if len(self._constants[0]) < output.count(at.ROWS):
             self._constants = constant_columns(self._room.rows, self._data.file)
         return change_rows(output, *self._constants)

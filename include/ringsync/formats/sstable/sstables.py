@@ -12,14 +12,15 @@ from functools import cached_property
 import numpy as np
 import pyarrow as pa
 
+from ringsync.changes.plain import PlainRows
 from ringsync.changes.reconcile.streams import MergedPart, Stream, merge_streams
-from ringsync.compiled.arrow import integers
+from ringsync.compiled.arrow import Integers, Mask, integers
 from ringsync.formats.rows.state import Capacity
 from ringsync.formats.sstable.cursor import DAMAGED
 from ringsync.formats.sstable.data import READ_BYTES, DataFile, Loss
 from ringsync.formats.sstable.errors import SSTableError
 from ringsync.formats.sstable.partitions import Partitions, read_partitions
-from ringsync.formats.sstable.reader import Layout, SSTableRows, layout_of, read_rows
+from ringsync.formats.sstable.reader import Layout, SSTableRows, layout_of, read_plain_rows, read_rows
 from ringsync.formats.sstable.source import Source
 from ringsync.formats.sstable.statistics import Statistics, read_statistics
 from ringsync.ring.tokens import TokenRange
@@ -73,40 +74,70 @@ class SSTable:
             for first, end in self.partitions.positions_of(tokens):
                 yield Part(tokens, first, end, self.partitions.step == 1)
 
-    def rows(self, part: Part, capacity: Capacity | None = None) -> Iterator[SSTableRows]:
+    def rows(self, part: Part, capacity: Capacity | None = None) -> Iterator[SSTableRows[pa.RecordBatch]]:
         """Read the rows of a part.
 
         :param capacity: capacity of a batch
         :raises SSTableError: a file is missing or damaged, so that nothing can be read; or a row has another token than
             the index says, which has no checksum
         """
-        data = DataFile(self.source, min(READ_BYTES, (capacity or Capacity()).bytes))
-        index_problem = ""
-
-        def behind(position: int) -> int | None:
-            # The index is read only where something is lost, or where it was needed to find the part.
-            nonlocal index_problem
-            try:
-                return self.partitions.behind(position)
-            except SSTableError as error:
-                index_problem = f"; what follows is lost, too, since {error}"
-                return None
-
-        for batch in read_rows(data, self.layout, part.first, part.end, behind, capacity):
-            losses = tuple(replace(loss, reason=loss.reason + index_problem) for loss in batch.losses)
-            rows = batch.rows
-            tokens = integers(rows["token"])
-            inside = (tokens > part.tokens.start) & (tokens <= part.tokens.end)
-            if not inside.all():
-                if part.is_exact:
-                    row = int(np.argmin(inside))
-                    position = int(integers(rows["position"])[row])
-                    problem = (
-                        f"at {position:,} is the token {tokens[row]}, but by the index the range {part.tokens} is here"
-                    )
-                    raise SSTableError(data.file, None, problem, DAMAGED)
+        data, index = self._data(capacity), _IndexAfterLoss(self)
+        for batch in read_rows(data, self.layout, part.first, part.end, index.behind, capacity):
+            tokens, rows = integers(batch.rows["token"]), batch.rows
+            if (inside := _inside(part, tokens, data, lambda row: rows["position"][row].as_py())) is not None:
                 rows = rows.filter(pa.array(inside))
-            yield replace(batch, rows=rows, losses=losses)
+            yield replace(batch, rows=rows, losses=index.explained(batch.losses))
+
+    def plain_rows(self, part: Part, capacity: Capacity | None = None) -> Iterator[SSTableRows[PlainRows]]:
+        """Read the rows of a part as :meth:`rows` does, if the layout is plain."""
+        data, index = self._data(capacity), _IndexAfterLoss(self)
+        for batch in read_plain_rows(data, self.layout, part.first, part.end, index.behind, capacity):
+            rows = batch.rows
+            if (inside := _inside(part, rows.token, data, lambda row: int(rows.position[row]))) is not None:
+                first, count = int(np.argmax(inside)), int(np.count_nonzero(inside))
+                if not inside[first : first + count].all():
+                    raise SSTableError(data.file, None, "its partitions are not in the order of their tokens", DAMAGED)
+                rows = rows.part(first, first + count)
+            yield replace(batch, rows=rows, losses=index.explained(batch.losses))
+
+    def _data(self, capacity: Capacity | None) -> DataFile:
+        return DataFile(self.source, min(READ_BYTES, (capacity or Capacity()).bytes))
+
+
+class _IndexAfterLoss:
+    """An SSTable's index, which is read only where something is lost, or where it was needed to find the part."""
+
+    def __init__(self, sstable: SSTable) -> None:
+        self._sstable, self._problem = sstable, ""
+
+    def behind(self, position: int) -> int | None:
+        """Return the position of the next partition that is known; None: there is none."""
+        try:
+            return self._sstable.partitions.behind(position)
+        except SSTableError as error:
+            self._problem = f"; what follows is lost, too, since {error}"
+            return None
+
+    def explained(self, losses: tuple[Loss, ...]) -> tuple[Loss, ...]:
+        """Add to the reasons that the index cannot be read."""
+        return tuple(replace(loss, reason=loss.reason + self._problem) for loss in losses)
+
+
+def _inside(part: Part, tokens: Integers, data: DataFile, position_of: Callable[[int], int]) -> Mask | None:
+    """Find the rows of a part among those that were read; None: all of them are.
+
+    :raises SSTableError: the part is exact, and a row does not belong to it
+    """
+    inside = (tokens > part.tokens.start) & (tokens <= part.tokens.end)
+    if inside.all():
+        return None
+    if part.is_exact:
+        row = int(np.argmin(inside))
+        problem = (
+            f"at {position_of(row):,} is the token {tokens[row]}, but by the index the range {part.tokens} is here"
+        )
+        raise SSTableError(data.file, None, problem, DAMAGED)
+    return np.asarray(inside)
 
 
 def open_sstable(source: Source, table: TableSchema, shown: TableSchema | None = None) -> SSTable:
@@ -124,20 +155,25 @@ def merged_rows(
     table: TableSchema,
     lose: Callable[[Loss], None],
     memory_bytes: int = MEMORY_BYTES,
+    *,
+    with_source: bool = True,
 ) -> Iterator[MergedPart]:
     """Merge parts of SSTables, of one node or of several: what they hold together.
 
     :param parts: any number of them, in any order; all are of the same token range
     :param lose: function that is told what cannot be read; the merge goes on with the rest
     :param memory_bytes: memory for the batches of all SSTables; a row that is larger gets more
+    :param with_source: whether rows have their digest, file and position; without them the merge is several times
+        faster, because plain rows can stay where they were read (:mod:`ringsync.changes.plain`)
     :raises SSTableError: a file is missing or damaged, so that nothing can be read
     """
     share = memory_bytes // (_COPIES * max(len(parts), 1))
     capacity = capacity_of(min(max(share, _LEAST_BYTES), _MOST_BYTES))
 
-    def opening(sstable: SSTable, part: Part) -> Callable[[], Iterator[pa.RecordBatch]]:
-        def batches() -> Iterator[pa.RecordBatch]:
-            for batch in sstable.rows(part, capacity):
+    def opening(sstable: SSTable, part: Part) -> Callable[[], Iterator[pa.RecordBatch | PlainRows]]:
+        def batches() -> Iterator[pa.RecordBatch | PlainRows]:
+            is_plain = sstable.layout.is_plain and not with_source
+            for batch in (sstable.plain_rows if is_plain else sstable.rows)(part, capacity):
                 for loss in batch.losses:
                     lose(loss)
                 yield batch.rows

@@ -1,0 +1,130 @@
+"""Rows of tables whose columns have one cell each, as the decoder of SSTables has written them.
+
+Most tables are like that, and most rows need no more than to be chosen. So they stay where they are: values in the
+bytes of the file, numbers as narrow as they were written. They have no digests.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from ringsync.changes.batch import ChangeRows, Deletion, Liveness
+from ringsync.changes.columns import columns_of
+from ringsync.changes.flat import FlatCells, FlatDeletions
+from ringsync.changes.schema import EXPIRING, LIVE, NEVER, NO_EXPIRY, NO_TTL, TOMBSTONE
+from ringsync.compiled.arrow import Integers, Places32
+from ringsync.cql.cells import NULL_LENGTH, Cells, cells_of_values, no_cells
+from ringsync.schema.table import TableSchema
+
+Codes = npt.NDArray[np.int8]
+
+
+@dataclass(frozen=True)
+class PlainRows:
+    """Rows, and deletions of partitions and ranges, in the order of an SSTable.
+
+    :ivar table_id: 16 bytes; ``file``: path of the SSTable
+    :ivar token: int64[rows], as are all times: µs, and s since the epoch for local times
+    :ivar liveness: 0 none, 1 without TTL, 2 with it; the next three columns are undefined where it says so
+    :ivar deletion: whether the row has one; the next two columns likewise
+    :ivar cell_starts: int32[rows + 1]: number of the first cell of each row, and of the one behind the last
+    :ivar column: number of each cell's column, ascending in a row; this and the columns below have all cells of a batch
+    :ivar value: undefined for tombstones
+    """
+
+    table_id: bytes
+    file: str
+    token: Integers
+    kind: Codes
+    partition_key: Cells
+    clustering: Cells
+    range_end: Cells
+    write_time: Integers
+    position: Integers
+    liveness: Codes
+    liveness_timestamp: Integers
+    liveness_ttl: Places32
+    liveness_expires: Integers
+    deletion: Codes
+    deletion_timestamp: Integers
+    deletion_local: Integers
+    cell_starts: Places32
+    column: Places32
+    timestamp: Integers
+    ttl: Places32
+    local: Integers
+    cell_kind: Codes
+    value: Cells
+
+    def __len__(self) -> int:
+        return len(self.token)
+
+    def part(self, first: int, end: int) -> PlainRows:
+        """Return the rows from ``first`` on, and before ``end``. Nothing is copied."""
+        if first == 0 and end == len(self):
+            return self
+        rows = {name: getattr(self, name)[first:end] for name in _ROW_ARRAYS}
+        keys = {name: getattr(self, name).part(first, end) for name in ("partition_key", "clustering", "range_end")}
+        return replace(self, **rows, **keys, cell_starts=self.cell_starts[first : end + 1])
+
+    def change_rows(self) -> ChangeRows:
+        """Return the same as change rows, with digests of zeros."""
+        count, zeros = len(self), np.zeros((len(self), 2), np.uint64)
+        lives, deleted = self.liveness > 0, self.deletion > 0
+        first, end = int(self.cell_starts[0]), int(self.cell_starts[-1])
+        of_batch = slice(first, end)
+        kind = self.cell_kind[of_batch].astype(np.int64)
+        values = self.value.part(first, end)
+        nothing = np.zeros(0, np.int64)
+        return ChangeRows(
+            np.broadcast_to(np.frombuffer(self.table_id, np.int64), (count, 2)),
+            np.zeros(count, np.int64),
+            self.token,
+            self.partition_key,
+            self.kind.astype(np.int64),
+            self.clustering,
+            self.range_end,
+            self.write_time,
+            Liveness(
+                np.where(lives, self.liveness_timestamp, NEVER),
+                np.where(self.liveness == 2, self.liveness_ttl.astype(np.int64), NO_TTL),
+                np.where(self.liveness == 2, self.liveness_expires, NO_EXPIRY),
+            ),
+            Deletion(
+                np.where(deleted, self.deletion_timestamp, NEVER), np.where(deleted, self.deletion_local, 0)
+            ),
+            FlatCells(
+                np.repeat(np.arange(count), np.diff(self.cell_starts)),
+                self.column[of_batch].astype(np.int64),
+                self.timestamp[of_batch],
+                np.where(kind == LIVE, NO_EXPIRY, self.local[of_batch]),
+                np.where(kind == EXPIRING, self.ttl[of_batch].astype(np.int64), NO_TTL),
+                kind,
+                no_cells(end - first),
+                replace_lengths(values, np.where(kind == TOMBSTONE, NULL_LENGTH, values.lengths)),
+            ),
+            FlatDeletions(nothing, nothing, nothing, nothing),
+            zeros,
+            cells_of_values([self.file.encode()]).take(np.zeros(count, np.intp)),
+            self.position,
+        )
+
+
+_ROW_ARRAYS = (
+    *("token", "kind", "write_time", "position", "liveness", "liveness_timestamp", "liveness_ttl"),
+    *("liveness_expires", "deletion", "deletion_timestamp", "deletion_local"),
+)
+
+
+def replace_lengths(cells: Cells, lengths: npt.NDArray[np.integer]) -> Cells:  # type: ignore[type-arg]
+    return Cells(cells.buffer, cells.offsets, lengths.astype(np.int32))
+
+
+def is_plain(table: TableSchema) -> bool:
+    """Tell whether each column of a table has one cell: no static ones, collections, counters, or dropped ones."""
+    return not table.dropped and not any(
+        column.is_static or column.is_multicell or column.is_counter for column in columns_of(table)
+    )

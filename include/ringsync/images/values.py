@@ -1,0 +1,88 @@
+"""The rows that a SELECT shows at a moment, without their times: what most readers of a table want."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import pyarrow as pa
+
+from ringsync.changes.columns import columns_of
+from ringsync.changes.common_times import NO_CELL
+from ringsync.changes.grid import CellGrid, cell_grid
+from ringsync.changes.keys.canonical import decoded_clustering
+from ringsync.changes.keys.parts import clustering_parts, partition_parts
+from ringsync.changes.plain import is_plain
+from ringsync.changes.reconcile.streams import MergedPart
+from ringsync.changes.schema import NO_EXPIRY, ROW
+from ringsync.compiled.arrow import Mask
+from ringsync.cql.cells import Cells
+from ringsync.cql.codec.decode import decode
+from ringsync.images.from_streams import images_of_part
+from ringsync.images.live import shown_rows
+from ringsync.images.schema import lake_names, row_image_schema
+from ringsync.images.times import refuse_misfits
+from ringsync.schema.table import TableSchema
+
+_REMEDY = "ask for the rows with their times, which keep such values as bytes"
+
+
+def values_schema(table: TableSchema) -> pa.Schema:
+    """Return the schema: the columns of the table, by their names and types in the lake."""
+    images, names = row_image_schema(table), lake_names(table)
+    return pa.schema([images.field(names[column.name]) for column in table.columns])
+
+
+def shown_values(parts: Iterable[MergedPart], table: TableSchema, now_s: int) -> Iterator[pa.RecordBatch]:
+    """Yield the rows that a SELECT shows: those whose liveness, or one of whose cells, is alive.
+
+    :param parts: all parts of a merge of whole partitions
+    :param now_s: the moment, s since the epoch
+    :returns: batches with :func:`values_schema`
+    :raises UnrepresentableValueError: a column's type in the lake cannot hold a value
+    """
+    if is_plain(table):
+        yield from (_plain_values(part, table, now_s) for part in parts)
+        return
+    schema = values_schema(table)
+    for rows in shown_rows((images_of_part(part, table, "error") for part in parts), table, now_s):
+        yield rows.select(schema.names).cast(schema)
+
+
+def _plain_values(part: MergedPart, table: TableSchema, now_s: int) -> pa.RecordBatch:
+    """Return the shown rows of a table in which each column has one cell."""
+    rows, grid = part.rows, part.grid
+    if grid is None:
+        rows = rows.where(rows.kind == ROW)
+        grid = cell_grid(rows.cells, columns_of(table), len(rows), np.arange(len(rows)))
+    values, has_cell = _live_values(grid, now_s)
+    until = rows.liveness.expires_at
+    alive = rows.liveness.there & ((until == NO_EXPIRY) | (until > now_s)) | has_cell
+    clusterings = clustering_parts(rows.clustering, len(table.clustering))[1]
+    raws = [*partition_parts(rows.partition_key, table), *clusterings, *values]
+    if not alive.all():
+        shown = np.flatnonzero(alive)
+        raws = [cells.take(shown) for cells in raws]
+    columns = (*table.key_columns, *table.value_columns)
+    cells = {column.name: raw for column, raw in zip(columns, raws, strict=True)}
+    decoded = {column.name: decode(column.type, cells[column.name]) for column in columns}
+    for key in table.clustering:
+        decoded[key.name], cells[key.name] = decoded_clustering(decoded[key.name], cells[key.name], key.type)
+
+    def key_of(row: int) -> str:
+        keys = (f"{key.name} 0x{(cells[key.name].value(row) or b'').hex()}" for key in table.key_columns)
+        return ", ".join(keys)
+
+    refuse_misfits(table, decoded, cells, key_of, _REMEDY)
+    arrays = [decoded[column.name].values for column in table.columns]
+    return pa.RecordBatch.from_arrays(arrays, schema=values_schema(table))
+
+
+def _live_values(grid: CellGrid, now_s: int) -> tuple[list[Cells], Mask]:
+    """Return the values of each column, null where they have expired, and the rows that have a live cell."""
+    expired = (grid.expiries >= 0) & (grid.expiries <= now_s)
+    alive = grid.expiries != NO_CELL
+    if not expired.any():
+        return list(grid.values), np.asarray(alive.any(axis=0))
+    values = [cells.without(dead) for cells, dead in zip(grid.values, expired, strict=True)]
+    return values, np.asarray((alive & ~expired).any(axis=0))
