@@ -73,7 +73,7 @@ class FlatCells(FlatDeletions):
         return np.asarray(self.ttl == UNKNOWN_TTL)
 
 
-def taken(columns: Any, places: Chosen) -> Any:
+def taken(columns: Any, places: Chosen | slice) -> Any:
     """Take the rows at these places.
 
     :param columns: a dataclass of columns of equal length: arrays, :class:`Cells`, other such dataclasses, or None
@@ -81,7 +81,7 @@ def taken(columns: Any, places: Chosen) -> Any:
     if columns is None:
         return None
     if isinstance(columns, pa.Array):
-        return columns.take(array_of(places))
+        return columns[places] if isinstance(places, slice) else columns.take(array_of(places))
     if isinstance(columns, np.ndarray):
         return columns[places]
     if isinstance(columns, Cells):

@@ -16,7 +16,7 @@ from ringsync.changes.columns import columns_of
 from ringsync.changes.flat import FlatCells, FlatDeletions
 from ringsync.changes.schema import EXPIRING, LIVE, NEVER, NO_EXPIRY, NO_TTL, TOMBSTONE
 from ringsync.compiled.arrow import Integers, Places32
-from ringsync.cql.cells import NULL_LENGTH, Cells, cells_of_values, no_cells
+from ringsync.cql.cells import Cells, cells_of_values, no_cells
 from ringsync.schema.table import TableSchema
 
 Codes = npt.NDArray[np.int8]
@@ -93,9 +93,7 @@ class PlainRows:
                 np.where(self.liveness == 2, self.liveness_ttl.astype(np.int64), NO_TTL),
                 np.where(self.liveness == 2, self.liveness_expires, NO_EXPIRY),
             ),
-            Deletion(
-                np.where(deleted, self.deletion_timestamp, NEVER), np.where(deleted, self.deletion_local, 0)
-            ),
+            Deletion(np.where(deleted, self.deletion_timestamp, NEVER), np.where(deleted, self.deletion_local, 0)),
             FlatCells(
                 np.repeat(np.arange(count), np.diff(self.cell_starts)),
                 self.column[of_batch].astype(np.int64),
@@ -104,7 +102,7 @@ class PlainRows:
                 np.where(kind == EXPIRING, self.ttl[of_batch].astype(np.int64), NO_TTL),
                 kind,
                 no_cells(end - first),
-                replace_lengths(values, np.where(kind == TOMBSTONE, NULL_LENGTH, values.lengths)),
+                values.without(kind == TOMBSTONE),
             ),
             FlatDeletions(nothing, nothing, nothing, nothing),
             zeros,
@@ -117,10 +115,6 @@ _ROW_ARRAYS = (
     *("token", "kind", "write_time", "position", "liveness", "liveness_timestamp", "liveness_ttl"),
     *("liveness_expires", "deletion", "deletion_timestamp", "deletion_local"),
 )
-
-
-def replace_lengths(cells: Cells, lengths: npt.NDArray[np.integer]) -> Cells:  # type: ignore[type-arg]
-    return Cells(cells.buffer, cells.offsets, lengths.astype(np.int32))
 
 
 def is_plain(table: TableSchema) -> bool:

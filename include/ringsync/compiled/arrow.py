@@ -97,7 +97,8 @@ def valid_mask(array: pa.Array) -> npt.NDArray[np.bool_]:
     return np.unpackbits(bitmap, bitorder="little")[skip : skip + len(array)].view(np.bool_)
 
 
-_KEPT_BYTES = 2**27
+_KEPT_BYTES = 2**28
+"""Bytes that are kept at most; a batch touches only a part of the room that it asks for."""
 _LEAST_KEPT_BYTES = 2**17
 _free: dict[int, list[pa.Buffer]] = {}
 
@@ -123,9 +124,8 @@ def pooled(count: int, kind: type[np.generic]) -> npt.NDArray[Any]:
 
 
 def _keep(buffer: pa.Buffer) -> None:
-    kept = _free.setdefault(buffer.size, [])
-    if (len(kept) + 1) * buffer.size <= _KEPT_BYTES:
-        kept.append(buffer)
+    if sum(size * len(kept) for size, kept in list(_free.items())) + buffer.size <= _KEPT_BYTES:
+        _free.setdefault(buffer.size, []).append(buffer)
 
 
 def runs(starts: npt.NDArray[np.integer[Any]], counts: npt.NDArray[np.integer[Any]]) -> Places:

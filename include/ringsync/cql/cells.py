@@ -48,7 +48,7 @@ class Cells:
         start, length = int(self.offsets[row]), int(self.lengths[row])
         return None if length < 0 else self.buffer[start : start + length].tobytes()
 
-    def take(self, places: npt.NDArray[np.integer[Any]]) -> Cells:
+    def take(self, places: npt.NDArray[np.integer[Any]] | slice) -> Cells:
         """Take the cells at these places."""
         return Cells(self.buffer, self.offsets[places], self.lengths[places])
 

@@ -23,6 +23,8 @@ from ringsync.cql.identifiers import parse_table_name
 from ringsync.formats.commitlog.names import INDEX_SUFFIX, parse_position
 from ringsync.formats.keystores.lookup import KEY_PASSWORD_VARIABLE, PASSWORD_VARIABLE, keys_in
 from ringsync.formats.keystores.passwords import KeystoreError
+from ringsync.images.times import UnrepresentableValueError
+from ringsync.images.values import shown_values, values_schema
 from ringsync.inspect.commitlog import Inspection
 from ringsync.inspect.files import InspectError, find_files, index_text, read_indexes, replaced
 from ringsync.inspect.history import last_write_us, parse_moment, recorded_schema
@@ -167,6 +169,11 @@ def _add_sstable(kinds: Subparsers) -> None:
         help="the table, if the folders have several",
     )
     sstable.add_argument("--merge", action="store_true", help="show each row once, as all SSTables together hold it")
+    sstable.add_argument(
+        "--values",
+        action="store_true",
+        help="with --merge, parquet and arrow: the columns of the rows that a SELECT shows, without their times",
+    )
     part = sstable.add_mutually_exclusive_group()
     part.add_argument("--key", metavar="LITERALS", help="only this partition, e.g. \"'eu', 7\"")
     part.add_argument(
@@ -218,19 +225,22 @@ def _inspect_sstable(arguments: argparse.Namespace, _console: Console) -> ExitCo
     problems = Problems()
     with _reporting(problems):
         _check_output(arguments)
+        is_typed = arguments.merge and arguments.format in ("parquet", "arrow")
+        if arguments.values and not is_typed:
+            raise InspectError("--values makes a typed file: say --merge and --format parquet or arrow, too")
         schema = _schema_of_file(arguments.schema) if arguments.schema else None
         found = find_table(arguments.paths, arguments.table, schema, problems)
         table = found.table
         wanted = Wanted.of_key(arguments.key, table) if arguments.key is not None else Wanted(arguments.token_range)
         tables = Tables({table.table_id: table}, frozenset([table.table_id]), {})
-        is_typed = arguments.merge and arguments.format in ("parquet", "arrow")
+        of_rows, rows_of = (values_schema, shown_values) if arguments.values else (shown_schema, shown_rows)
         with _target(arguments.output) as file, _progress(found.sizes, arguments.output is None) as progress:
-            output = _output(arguments, file, tables, problems, shown_schema(table) if is_typed else CHANGE_ROWS)
+            output = _output(arguments, file, tables, problems, of_rows(table) if is_typed else CHANGE_ROWS)
             inspection = SSTableInspection(table, wanted, problems, progress, SSTableSummary(left_out=found.left_out))
             if not arguments.merge:
                 batches = inspection.read(found.sources)
             elif is_typed:
-                batches = shown_rows(inspection.merged(found.sources), table, int(time.time()))
+                batches = rows_of(inspection.merged(found.sources, with_source=False), table, int(time.time()))
             else:
                 batches = (part.rows.to_arrow() for part in inspection.merged(found.sources))
             for batch in batches:
@@ -253,7 +263,7 @@ def _inspect_idx(arguments: argparse.Namespace, _console: Console) -> ExitCode:
 def _reporting(problems: Problems) -> Iterator[None]:
     try:
         yield
-    except (InspectError, SchemaError, KeystoreError) as error:
+    except (InspectError, SchemaError, KeystoreError, UnrepresentableValueError) as error:
         problems.unreadable(str(error))
     except BrokenPipeError:
         # The reader of stdout has gone. Without this, Python complains at its end.

@@ -120,13 +120,17 @@ class SSTableInspection:
             self.progress(file, 1)
             self.problems.finish(str(file))
 
-    def merged(self, sources: Sequence[Source]) -> Iterator[MergedPart]:
-        """Merge the SSTables: yield what they hold together, each row once."""
+    def merged(self, sources: Sequence[Source], *, with_source: bool = True) -> Iterator[MergedPart]:
+        """Merge the SSTables: yield what they hold together, each row once.
+
+        :param with_source: whether the rows are shown as change rows; if not, they are not summed up
+        """
+        with_source = with_source or self.wanted.key is not None
         sstables = list(self._opened(sources))
         parts = [(sstable, part) for sstable in sstables for part in self._parts(sstable)]
         try:
-            for part in merged_rows(parts, self.table, self._lose):
-                yield self._wanted_part(part)
+            for part in merged_rows(parts, self.table, self._lose, with_source=with_source):
+                yield self._wanted_part(part) if with_source else part
         except (ValueError, OSError) as error:
             self._unreadable(f"the merge cannot go on, the rest is missing: {error}")
         for source in sources:
@@ -178,7 +182,7 @@ class SSTableInspection:
     def _wanted_part(self, part: MergedPart) -> MergedPart:
         if self.wanted.key is not None:
             chosen = [rows.where(np.asarray(self._is_wanted(rows.to_arrow()))) for rows in (part.rows, part.carried)]
-            part = MergedPart(*chosen)
+            part = MergedPart(chosen[0], chosen[1])
         if len(part.rows):
             self.summary.add(part.rows.to_arrow())
         return part

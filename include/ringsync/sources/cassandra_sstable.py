@@ -24,7 +24,8 @@ option
 ``columns``   ``name, …``: only these static and regular columns, for ``rows=changes``; others are skipped
               while reading. (Images need all: a row may live by a column that is left out)
 ``rows``      ``images`` (default): row images (:mod:`ringsync.images.schema`), each row once, with its
-              deletions and expired cells; ``changes``: merged change rows
+              deletions and expired cells; ``changes``: merged change rows; ``values``: the columns of the
+              rows that a SELECT shows now, without times
 ``damage``    ``fail`` (default) if a part of an SSTable cannot be read; ``skip``: leave it out
 ``memory``    MiB for the batches of a task, default 256
 ``splits``    number of tasks at least, default 1; large tables have more
@@ -35,6 +36,7 @@ The driver reads the indexes once. The files must be at the same paths on every 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -53,6 +55,7 @@ from ringsync.formats.sstable.source import LocalSource, Source
 from ringsync.formats.sstable.sstables import MEMORY_BYTES, open_sstable
 from ringsync.images.from_streams import images_of_part
 from ringsync.images.schema import row_image_schema
+from ringsync.images.values import shown_values, values_schema
 from ringsync.ring.tokens import WHOLE_RING
 from ringsync.schema.from_cql import parse_schema
 from ringsync.schema.table import TableSchema
@@ -62,7 +65,7 @@ from ringsync.storage import open_store
 from ringsync.storage.port import ObjectStore
 
 OPTIONS = ("path", "table", "schema", "config", "columns", "rows", "damage", "memory", "splits")
-CHOICES = {"rows": ("images", "changes"), "damage": ("fail", "skip")}
+CHOICES = {"rows": ("images", "changes", "values"), "damage": ("fail", "skip")}
 MIB = 2**20
 
 
@@ -117,11 +120,18 @@ class CassandraSSTable(DataSource):  # type: ignore[misc]
         return "cassandra_sstable"
 
     def schema(self) -> StructType:
-        schema = row_image_schema(self._found.shown) if self._chosen.rows == "images" else CHANGE_ROWS
+        shown = self._found.shown
+        match self._chosen.rows:
+            case "images":
+                schema = row_image_schema(shown)
+            case "values":
+                schema = values_schema(shown)
+            case _:
+                schema = CHANGE_ROWS
         return from_arrow_schema(schema_for_spark(schema))
 
     def reader(self, schema: StructType) -> SSTableReader:
-        return SSTableReader(self._chosen, self._found)
+        return SSTableReader(self._chosen, self._found, int(time.time()))
 
     @cached_property
     def _chosen(self) -> SSTableOptions:
@@ -190,10 +200,14 @@ class SplitPartition(InputPartition):  # type: ignore[misc]
 
 @dataclass
 class SSTableReader(DataSourceReader):  # type: ignore[misc]
-    """A reader that merges each token range in its own task."""
+    """A reader that merges each token range in its own task.
+
+    :ivar now_s: the moment at which cells have expired, for ``rows=values``: s since the epoch
+    """
 
     options: SSTableOptions
     found: FoundTable
+    now_s: int
 
     def partitions(self) -> list[SplitPartition]:
         sources = [self.options.open_source(url, descriptor) for url, descriptor in self.found.sstables]
@@ -206,16 +220,25 @@ class SSTableReader(DataSourceReader):  # type: ignore[misc]
             return
         options = self.options
         lose = _tell if options.skip_damage else _refuse
-        for part in files.merged_split(
+        shown = self.found.shown
+        parts = files.merged_split(
             partition.split,
             self.found.table,
             options.open_source,
             lose,
-            shown=self.found.shown,
+            shown=shown,
             memory_bytes=options.memory_bytes,
-        ):
-            rows = images_of_part(part, self.found.shown, "raw") if options.rows == "images" else part.rows.to_arrow()
-            yield for_spark(rows)
+            with_source=options.rows == "changes",
+        )
+        batches: Iterator[pa.RecordBatch]
+        match options.rows:
+            case "images":
+                batches = (images_of_part(part, shown, "raw") for part in parts)
+            case "values":
+                batches = shown_values(parts, shown, self.now_s)
+            case _:
+                batches = (part.rows.to_arrow() for part in parts)
+        yield from map(for_spark, batches)
 
 
 def _tell(loss: Loss) -> None:

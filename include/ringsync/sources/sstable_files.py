@@ -321,6 +321,7 @@ def merged_split(
     *,
     shown: TableSchema | None = None,
     memory_bytes: int = MEMORY_BYTES,
+    with_source: bool = True,
 ) -> Iterator[MergedPart]:
     """Merge what a task reads.
 
@@ -328,6 +329,7 @@ def merged_split(
     :param lose: function that is told what cannot be read
     :param shown: the table with those columns only that are read; None: all
     :param memory_bytes: memory for the batches of all SSTables
+    :param with_source: see :func:`~ringsync.formats.sstable.sstables.merged_rows`
     :raises SSTableError: a file is missing or damaged, so that nothing can be read
     """
     opened: dict[tuple[str, Descriptor], SSTable] = {}
@@ -335,4 +337,4 @@ def merged_split(
         if (url, descriptor) not in opened:
             opened[url, descriptor] = open_sstable(open_source(url, descriptor), table, shown)
     parts = [(opened[url, descriptor], part) for url, descriptor, part in split.parts]
-    return merged_rows(parts, shown or table, lose, memory_bytes)
+    return merged_rows(parts, shown or table, lose, memory_bytes, with_source=with_source)

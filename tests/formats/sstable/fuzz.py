@@ -30,6 +30,7 @@ from ringsync.formats.sstable.data import DataFile, Loss
 from ringsync.formats.sstable.errors import SSTableError
 from ringsync.formats.sstable.source import Source
 from ringsync.formats.sstable.sstables import Part, SSTable, merged_rows, open_sstable
+from ringsync.images.from_streams import images_of_part
 from ringsync.ring.tokens import WHOLE_RING, TokenRange
 from ringsync.schema.table import TableSchema
 from tests.commitlog_model.mutation import MalformedError
@@ -280,7 +281,11 @@ def check_merge(about: Sound, random: Random) -> None:
     try:
         sstables = [open_sstable(one, about.table) for one in (source, about.source)]
         parts = [(one, whole(one.source)) for one in sstables]
-        merged = [part.rows.to_arrow() for part in merged_rows(parts, about.table, lost.append)]
+        with_source = random.random() < 0.5
+        merged = []
+        for part in merged_rows(parts, about.table, lost.append, with_source=with_source):
+            images_of_part(part, about.table, "raw")
+            merged.append(part.rows.to_arrow())
     except SSTableError:
         return
     keys = {key for batch in merged for key in batch["partition_key"].to_pylist()}

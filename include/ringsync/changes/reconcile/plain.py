@@ -39,16 +39,20 @@ def merge_plain(parts: Sequence[PlainRows], table: TableSchema) -> tuple[ChangeR
     dead = sum(int(np.count_nonzero(part.cell_kind[of] == TOMBSTONE)) for part, of in zip(parts, cells, strict=True))
     key, clustering = _copies([part.partition_key for part in parts]), _copies([part.clustering for part in parts])
     # The values of a single stream stay where they are.
-    buffer = parts[0].value.buffer if len(parts) == 1 else _bytes([part.value.lengths[of] for part, of in zip(parts, cells, strict=True)])
+    buffer = (
+        parts[0].value.buffer
+        if len(parts) == 1
+        else _bytes([part.value.lengths[of] for part, of in zip(parts, cells, strict=True)])
+    )
     token, live_at, live_ttl, live_until, deleted_at, deleted_local = (pooled(room, np.int64) for _ in range(6))
     offsets, lengths = (pooled(columns * room, np.int32) for _ in range(2))
     writetimes, expiries = (pooled(columns * room, np.int64) for _ in range(2))
     lengths.fill(NULL_LENGTH)
     expiries.fill(NO_CELL)
-    tombstones_ = [np.empty(dead, np.int64) for _ in range(4)]
+    dead_row, dead_column, dead_at, dead_local = np.empty((4, dead), np.int64)
     arrays = [
         *(token, *_arrays(key), *_arrays(clustering), live_at, live_ttl, live_until, deleted_at, deleted_local),
-        *(buffer, offsets, lengths, writetimes, expiries, *tombstones_),
+        *(buffer, offsets, lengths, writetimes, expiries, dead_row, dead_column, dead_at, dead_local),
     ]
     result = np.array([*map(address, arrays), room, len(parts) > 1, 0], np.int64)
     members = np.zeros(2 * len(parts), np.int64)
@@ -68,7 +72,7 @@ def merge_plain(parts: Sequence[PlainRows], table: TableSchema) -> tuple[ChangeR
         np.zeros(rows, np.int64),
         Liveness(live_at[:rows], live_ttl[:rows], live_until[:rows]),
         Deletion(deleted_at[:rows], deleted_local[:rows]),
-        tombstones(*(values[:dead] for values in tombstones_), no_cells(dead)),
+        tombstones(dead_row[:dead], dead_column[:dead], dead_at[:dead], dead_local[:dead], no_cells(dead)),
         FlatDeletions(nothing, nothing, nothing, nothing),
         np.zeros((rows, 2), np.uint64),
         no_cells(rows),
@@ -81,17 +85,18 @@ def merge_plain(parts: Sequence[PlainRows], table: TableSchema) -> tuple[ChangeR
 
 def _words(part: PlainRows, ordered: Cells) -> list[int]:
     """Return the block of a stream for the kernel."""
-    columns = [
-        *(part.token, *_arrays(part.partition_key), *_arrays(ordered), *_arrays(part.clustering)),
-        *(part.liveness, part.liveness_timestamp, part.liveness_ttl, part.liveness_expires),
-        *(part.deletion, part.deletion_timestamp, part.deletion_local, part.cell_starts),
-        *(part.column, part.timestamp, part.ttl, part.local, part.cell_kind, *_arrays(part.value)),
+    columns: list[list[npt.NDArray[Any]]] = [
+        [part.token, *_arrays(part.partition_key), *_arrays(ordered), *_arrays(part.clustering)],
+        [part.liveness, part.liveness_timestamp, part.liveness_ttl, part.liveness_expires],
+        [part.deletion, part.deletion_timestamp, part.deletion_local, part.cell_starts],
+        [part.column, part.timestamp, part.ttl, part.local, part.cell_kind, *_arrays(part.value)],
     ]
-    return [*map(address, columns), 0, len(part), 0, 0]
+    addresses = [address(values) for some in columns for values in some]
+    return [*addresses, 0, len(part), 0, 0]
 
 
-def _arrays(cells: Cells) -> tuple[npt.NDArray[Any], ...]:
-    return cells.buffer, cells.offsets, cells.lengths
+def _arrays(cells: Cells) -> list[npt.NDArray[Any]]:
+    return [cells.buffer, cells.offsets, cells.lengths]
 
 
 def _copies(parts: Sequence[Cells]) -> Cells:

@@ -129,12 +129,14 @@ def merge_plain(streams: int, count: int, members: int, result: int) -> int:
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
 def _get32(block: int, column: int, row: int) -> int:
-    return load32_native(load64_native(block + column) + 4 * row)
+    found: int = load32_native(load64_native(block + column) + 4 * row)
+    return found
 
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
 def _get64(block: int, column: int, row: int) -> int:
-    return load64_native(load64_native(block + column) + 8 * row)
+    found: int = load64_native(load64_native(block + column) + 8 * row)
+    return found
 
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
@@ -153,7 +155,7 @@ def _bytes(block: int, column: int, row: int) -> tuple[int, int]:
     return load64_native(block + column) + _get32(block, column + 8, row), _get32(block, column + 16, row)
 
 
-@njit(inline="always")  # type: ignore[untyped-decorator]
+@njit(**KERNEL)  # type: ignore[untyped-decorator]
 def _compare(stream: int, row: int, other: int, other_row: int) -> int:
     """Compare rows of two streams by their place in the order."""
     token, other_token = _get64(stream, TOKEN, row), _get64(other, TOKEN, other_row)
@@ -169,7 +171,7 @@ def _compare(stream: int, row: int, other: int, other_row: int) -> int:
     return order
 
 
-@njit(inline="always")  # type: ignore[untyped-decorator]
+@njit(**KERNEL)  # type: ignore[untyped-decorator]
 def _put_key(stream: int, result: int, row: int, size: int) -> int:
     """Write token and partition key of a row; rows of one partition share the bytes. Return the bytes so far."""
     number = load64_native(stream + NEXT)
@@ -189,7 +191,7 @@ def _put_key(stream: int, result: int, row: int, size: int) -> int:
     return size
 
 
-@njit(inline="always")  # type: ignore[untyped-decorator]
+@njit(**KERNEL)  # type: ignore[untyped-decorator]
 def _put_clustering(members: int, count: int, result: int, row: int, size: int) -> int:
     """Write the clustering: of several forms of one value the least bytes. Return the bytes so far."""
     stream = load64_native(members)
@@ -202,16 +204,18 @@ def _put_clustering(members: int, count: int, result: int, row: int, size: int) 
     copy_bytes(load64_native(result + R_CLUSTERINGS) + size, p, length)
     _put32(result, R_CLUSTERING_OFFSETS, row, size)
     _put32(result, R_CLUSTERING_LENGTHS, row, length)
-    return size + length
+    size += length
+    return size
 
 
-@njit(inline="always")  # type: ignore[untyped-decorator]
+@njit(**KERNEL)  # type: ignore[untyped-decorator]
 def _put_content(members: int, count: int, result: int, row: int, size: int) -> int:
     """Write deletion, liveness and cells. Return the bytes of values so far."""
     deleted = _put_deletion(members, count, result, row)
     _put_liveness(members, count, result, row, deleted)
     if count > 1:
-        return _merge_cells(members, count, result, row, size, deleted)
+        size = _merge_cells(members, count, result, row, size, deleted)
+        return size
     stream = load64_native(members)
     number = load64_native(stream + NEXT)
     for cell in range(_get32(stream, CELL_STARTS, number), _get32(stream, CELL_STARTS, number + 1)):
@@ -220,7 +224,7 @@ def _put_content(members: int, count: int, result: int, row: int, size: int) -> 
     return size
 
 
-@njit(inline="always")  # type: ignore[untyped-decorator]
+@njit(**KERNEL)  # type: ignore[untyped-decorator]
 def _put_deletion(members: int, count: int, result: int, row: int) -> int:
     """Write the row's deletion; return its timestamp, µs."""
     timestamp, local = NEVER, 0
@@ -236,7 +240,7 @@ def _put_deletion(members: int, count: int, result: int, row: int) -> int:
     return timestamp
 
 
-@njit(inline="always")  # type: ignore[untyped-decorator]
+@njit(**KERNEL)  # type: ignore[untyped-decorator]
 def _put_liveness(members: int, count: int, result: int, row: int, deleted: int) -> None:
     """Write the row's liveness."""
     timestamp, ttl, expires = NEVER, -1, NO_EXPIRY
@@ -290,19 +294,22 @@ def _merge_cells(members: int, count: int, result: int, row: int, size: int, del
             size = _put_cell(best_stream, best, result, row, size)
 
 
-@njit(inline="always")  # type: ignore[untyped-decorator]
+@njit(**KERNEL)  # type: ignore[untyped-decorator]
 def _wins(stream: int, cell: int, other: int, other_cell: int) -> bool:
     """Tell whether a cell wins against another one."""
     timestamp, other_timestamp = _get64(stream, TIMESTAMP, cell), _get64(other, TIMESTAMP, other_cell)
     if timestamp != other_timestamp:
-        return timestamp > other_timestamp
-    return _wins_a_tie(stream, cell, other, other_cell)
+        return bool(timestamp > other_timestamp)
+    return bool(_wins_a_tie(stream, cell, other, other_cell))
 
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def _wins_a_tie(stream: int, cell: int, other: int, other_cell: int) -> bool:
     """Tell whether a cell wins against another one of the same timestamp."""
-    kind, other_kind = load8(load64_native(stream + CELL_KIND) + cell), load8(load64_native(other + CELL_KIND) + other_cell)
+    kind, other_kind = (
+        load8(load64_native(stream + CELL_KIND) + cell),
+        load8(load64_native(other + CELL_KIND) + other_cell),
+    )
     expiry, ttl = _times(stream, cell, kind)
     other_expiry, other_ttl = _times(other, other_cell, other_kind)
     order: int = compare_times(0, expiry, kind == TOMBSTONE, 0, other_expiry, other_kind == TOMBSTONE)
@@ -315,7 +322,7 @@ def _wins_a_tie(stream: int, cell: int, other: int, other_cell: int) -> bool:
     return order > 0
 
 
-@njit(inline="always")  # type: ignore[untyped-decorator]
+@njit(**KERNEL)  # type: ignore[untyped-decorator]
 def _times(stream: int, cell: int, kind: int) -> tuple[int, int]:
     """Return a cell's local deletion time (s; -1: none) and TTL (s; -1: none)."""
     if kind == LIVE:
@@ -323,7 +330,7 @@ def _times(stream: int, cell: int, kind: int) -> tuple[int, int]:
     return _get64(stream, LOCAL, cell), _get32(stream, TTL, cell) if kind == EXPIRING else -1
 
 
-@njit(inline="always")  # type: ignore[untyped-decorator]
+@njit(**KERNEL)  # type: ignore[untyped-decorator]
 def _put_cell(stream: int, cell: int, result: int, row: int, size: int) -> int:
     """Write a cell; return the bytes of values so far."""
     kind = load8(load64_native(stream + CELL_KIND) + cell)
@@ -344,6 +351,11 @@ def _put_cell(stream: int, cell: int, result: int, row: int, size: int) -> int:
     if load64_native(result + R_COPIES) == 0:
         _put32(result, R_VALUE_OFFSETS, place, _get32(stream, VALUE_OFFSETS, cell))
         return size
-    copy_bytes(load64_native(result + R_VALUES) + size, load64_native(stream + VALUES) + _get32(stream, VALUE_OFFSETS, cell), length)
+    copy_bytes(
+        load64_native(result + R_VALUES) + size,
+        load64_native(stream + VALUES) + _get32(stream, VALUE_OFFSETS, cell),
+        length,
+    )
     _put32(result, R_VALUE_OFFSETS, place, size)
-    return size + length
+    size += length
+    return size

@@ -11,15 +11,17 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from ringsync.changes.batch import ChangeRows, concatenated
-from ringsync.changes.keys.order import clustering_keys
-from ringsync.changes.keys.order_kernels import END
 from ringsync.changes.flat import taken
 from ringsync.changes.grid import CellGrid
+from ringsync.changes.keys.order import clustering_keys
+from ringsync.changes.keys.order_kernels import END
 from ringsync.changes.plain import PlainRows
 from ringsync.changes.reconcile.plain import merge_plain
 from ringsync.changes.reconcile.rows import merge
@@ -64,6 +66,15 @@ class MergedPart:
     carried: ChangeRows
     grid: CellGrid | None = None
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the rows, about."""
+        size = int(self.rows.to_arrow().nbytes)
+        if self.grid is not None:
+            size += self.grid.writetimes.nbytes + self.grid.expiries.nbytes
+            size += sum(int(cells.lengths.clip(0).sum(dtype=np.int64)) for cells in self.grid.values)
+        return size
+
 
 def merge_streams(streams: Sequence[Stream], table: TableSchema) -> Iterator[MergedPart]:
     """Reconcile sorted streams. All parts together are what :func:`~ringsync.changes.reconcile.rows.merge` returns.
@@ -89,7 +100,11 @@ def merge_streams(streams: Sequence[Stream], table: TableSchema) -> Iterator[Mer
 
 
 def _merged(
-    members: Sequence[ChangeRows | PlainRows], before: ChangeRows | None, held: ChangeRows | None, bound: Place, table: TableSchema
+    members: Sequence[ChangeRows | PlainRows],
+    before: ChangeRows | None,
+    held: ChangeRows | None,
+    bound: Place,
+    table: TableSchema,
 ) -> tuple[MergedPart, ChangeRows, ChangeRows | None]:
     """Merge the rows up to a place.
 
@@ -177,7 +192,8 @@ class _Batch:
     def __init__(self, batch: pa.RecordBatch | PlainRows, table: TableSchema) -> None:
         self._batch, self._table, self._done = batch, table, 0
         if isinstance(batch, PlainRows):
-            self._tokens, self._keys, self._kinds = batch.token, batch.partition_key, batch.kind
+            self._tokens, self._keys = batch.token, batch.partition_key
+            self._kinds: npt.NDArray[np.integer[Any]] = batch.kind
             self._clusterings, self._range_ends, self.file = batch.clustering, batch.range_end, batch.file
         else:
             self._tokens, self._keys = integers(batch["token"]), cells_of(batch["partition_key"])

@@ -9,7 +9,17 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ringsync.changes.plain import PlainRows
-from ringsync.changes.schema import CELL, CHANGE_ROWS, COMPLEX_DELETION, DELETION, EXPIRING, LIVENESS, PARTITION_DELETION, RANGE_DELETION, TOMBSTONE
+from ringsync.changes.schema import (
+    CELL,
+    CHANGE_ROWS,
+    COMPLEX_DELETION,
+    DELETION,
+    EXPIRING,
+    LIVENESS,
+    PARTITION_DELETION,
+    RANGE_DELETION,
+    TOMBSTONE,
+)
 from ringsync.compiled.arrow import Mask, array_of, bitmap, structs_of
 from ringsync.cql.cells import NULL_LENGTH, Cells, cells_of_values, raw_values
 from ringsync.formats.rows import state as at
@@ -108,15 +118,25 @@ def plain_rows(output: Output, window: npt.NDArray[np.uint8], table_id: bytes, f
     return PlainRows(
         table_id,
         file,
-        of_rows(at.ROW_TOKEN),
-        kind,
-        Cells(arrays[at.KEYS], of_rows(at.KEY_ENDS), of_rows(at.KEY_LENGTHS)),
-        between(at.CLUSTERING_ENDS, at.CLUSTERINGS, kind == PARTITION_DELETION),
-        between(at.RANGE_ENDS, at.RANGES, kind != RANGE_DELETION),
-        *map(of_rows, (at.ROW_WRITE_TIME, at.ROW_POSITION)),
-        *map(of_rows, (at.ROW_LIVENESS, at.ROW_LIVENESS_TIMESTAMP, at.ROW_LIVENESS_TTL, at.ROW_LIVENESS_EXPIRES)),
-        *map(of_rows, (at.ROW_DELETION, at.ROW_DELETION_TIMESTAMP, at.ROW_DELETION_LOCAL)),
-        arrays[at.ROW_CELLS][: rows + 1],
-        *map(of_cells, (at.CELL_COLUMN, at.CELL_TIMESTAMP, at.CELL_TTL, at.CELL_LOCAL, at.CELL_KIND)),
-        Cells(window, of_cells(at.VALUE_ENDS), of_cells(at.VALUE_LENGTHS)),
+        token=of_rows(at.ROW_TOKEN),
+        kind=kind,
+        partition_key=Cells(arrays[at.KEYS], of_rows(at.KEY_ENDS), of_rows(at.KEY_LENGTHS)),
+        clustering=between(at.CLUSTERING_ENDS, at.CLUSTERINGS, kind == PARTITION_DELETION),
+        range_end=between(at.RANGE_ENDS, at.RANGES, kind != RANGE_DELETION),
+        write_time=of_rows(at.ROW_WRITE_TIME),
+        position=of_rows(at.ROW_POSITION),
+        liveness=of_rows(at.ROW_LIVENESS),
+        liveness_timestamp=of_rows(at.ROW_LIVENESS_TIMESTAMP),
+        liveness_ttl=of_rows(at.ROW_LIVENESS_TTL),
+        liveness_expires=of_rows(at.ROW_LIVENESS_EXPIRES),
+        deletion=of_rows(at.ROW_DELETION),
+        deletion_timestamp=of_rows(at.ROW_DELETION_TIMESTAMP),
+        deletion_local=of_rows(at.ROW_DELETION_LOCAL),
+        cell_starts=arrays[at.ROW_CELLS][: rows + 1],
+        column=of_cells(at.CELL_COLUMN),
+        timestamp=of_cells(at.CELL_TIMESTAMP),
+        ttl=of_cells(at.CELL_TTL),
+        local=of_cells(at.CELL_LOCAL),
+        cell_kind=of_cells(at.CELL_KIND),
+        value=Cells(window, of_cells(at.VALUE_ENDS), of_cells(at.VALUE_LENGTHS)),
     )

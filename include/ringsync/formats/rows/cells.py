@@ -172,14 +172,9 @@ def _decode_cell(s: int, p: int, end: int, q: int, column: int, has_path: bool) 
     cell = load64_native(s + at.CELLS)
     if room(s, at.CELLS) == 0:
         return FULL, q
+    store32(load64_native(s + at.CELL_COLUMN) + 4 * cell, load64_native(column + at.COLUMN_NUMBER))
     if not has_path and load64_native(s + at.IS_PLAIN):
-        length, p = _value_length(p, flags, column)
-        if length < 0 or length > end - p:
-            return MALFORMED, q
-        put_plain_cell(s, cell, kind, timestamp, ttl, local, p, length)
-        store32(load64_native(s + at.CELL_COLUMN) + 4 * cell, load64_native(column + at.COLUMN_NUMBER))
-        store64(s + at.CELLS, cell + 1)
-        return p + length, q
+        return _decode_plain_value(s, p, end, cell, column, flags, kind, timestamp, ttl, local), q
     store64(q, load64_native(column + at.COLUMN_HASH))
     q += 8
     path_length = -1
@@ -201,9 +196,21 @@ def _decode_cell(s: int, p: int, end: int, q: int, column: int, has_path: bool) 
     if not fits(s, q, length + PADDING):
         return FULL, q
     q = put_cell(s, q, cell, kind, timestamp, ttl, local, p, length)
-    store32(load64_native(s + at.CELL_COLUMN) + 4 * cell, load64_native(column + at.COLUMN_NUMBER))
     store64(s + at.CELLS, cell + 1)
     return p + length, q
+
+
+@njit(inline="always")  # type: ignore[untyped-decorator]
+def _decode_plain_value(
+    s: int, p: int, end: int, cell: int, column: int, flags: int, kind: int, timestamp: int, ttl: int, local: int
+) -> int:
+    """Read the length of a plain cell's value, and write where it is. Return the address after it, or MALFORMED."""
+    length, p = _value_length(p, flags, column)
+    if length < 0 or length > end - p:
+        return MALFORMED
+    put_plain_cell(s, cell, kind, timestamp, ttl, local, p, length)
+    store64(s + at.CELLS, cell + 1)
+    return p + length
 
 
 @njit(inline="always")  # type: ignore[untyped-decorator]

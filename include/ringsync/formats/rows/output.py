@@ -227,9 +227,7 @@ def _put_shared_key(s: int, row: int, length: int) -> None:
 
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
-def put_plain_cell(
-    s: int, cell: int, kind: int, timestamp: int, ttl: int, local: int, value: int, length: int
-) -> None:
+def put_plain_cell(s: int, cell: int, kind: int, timestamp: int, ttl: int, local: int, value: int, length: int) -> None:
     """Write a plain cell's content, except its column."""
     store64(load64_native(s + at.CELL_TIMESTAMP) + 8 * cell, timestamp)
     store8(load64_native(s + at.CELL_KIND) + cell, kind)

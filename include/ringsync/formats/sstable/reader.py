@@ -174,9 +174,7 @@ class _Reading:
         self._put(kernel.HAS_STATIC, len(layout.header.static) > 0)
         self._put(kernel.HAS_SHORT_DELETIONS, layout.descriptor.features.unsigned_times)
 
-    def batches(
-        self, next_partition: Callable[[int], int | None]
-    ) -> Iterator[tuple[Output, int, tuple[Loss, ...]]]:
+    def batches(self, next_partition: Callable[[int], int | None]) -> Iterator[tuple[Output, int, tuple[Loss, ...]]]:
         """Yield what the kernels have written, up to which position, and the losses since the batch before."""
         self._fill()
         while self._position < self._end:

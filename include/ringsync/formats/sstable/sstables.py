@@ -83,8 +83,8 @@ class SSTable:
         """
         data, index = self._data(capacity), _IndexAfterLoss(self)
         for batch in read_rows(data, self.layout, part.first, part.end, index.behind, capacity):
-            tokens, rows = integers(batch.rows["token"]), batch.rows
-            if (inside := _inside(part, tokens, data, lambda row: rows["position"][row].as_py())) is not None:
+            rows = batch.rows
+            if (inside := _inside(part, integers(rows["token"]), integers(rows["position"]), data)) is not None:
                 rows = rows.filter(pa.array(inside))
             yield replace(batch, rows=rows, losses=index.explained(batch.losses))
 
@@ -93,7 +93,7 @@ class SSTable:
         data, index = self._data(capacity), _IndexAfterLoss(self)
         for batch in read_plain_rows(data, self.layout, part.first, part.end, index.behind, capacity):
             rows = batch.rows
-            if (inside := _inside(part, rows.token, data, lambda row: int(rows.position[row]))) is not None:
+            if (inside := _inside(part, rows.token, rows.position, data)) is not None:
                 first, count = int(np.argmax(inside)), int(np.count_nonzero(inside))
                 if not inside[first : first + count].all():
                     raise SSTableError(data.file, None, "its partitions are not in the order of their tokens", DAMAGED)
@@ -123,7 +123,7 @@ class _IndexAfterLoss:
         return tuple(replace(loss, reason=loss.reason + self._problem) for loss in losses)
 
 
-def _inside(part: Part, tokens: Integers, data: DataFile, position_of: Callable[[int], int]) -> Mask | None:
+def _inside(part: Part, tokens: Integers, positions: Integers, data: DataFile) -> Mask | None:
     """Find the rows of a part among those that were read; None: all of them are.
 
     :raises SSTableError: the part is exact, and a row does not belong to it
@@ -133,9 +133,7 @@ def _inside(part: Part, tokens: Integers, data: DataFile, position_of: Callable[
         return None
     if part.is_exact:
         row = int(np.argmin(inside))
-        problem = (
-            f"at {position_of(row):,} is the token {tokens[row]}, but by the index the range {part.tokens} is here"
-        )
+        problem = f"at {positions[row]:,} is the token {tokens[row]}, but by the index the range {part.tokens} is here"
         raise SSTableError(data.file, None, problem, DAMAGED)
     return np.asarray(inside)
 

@@ -103,6 +103,7 @@ class SnapshotRows:
             lambda _, descriptor: source_of(store, known[descriptor]),
             _refuse,
             memory_bytes=config.sstable.memory_mb * 2**20,
+            with_source=False,
         )
         try:
             for part in parts if not in_place else _permitted(parts, permits):
@@ -124,7 +125,7 @@ def _permitted(parts: Iterator[MergedPart], permits: Permits) -> Iterator[Merged
         try:
             part = next(parts, None)
             if part is not None:
-                rows, size = len(part.rows), part.rows.to_arrow().nbytes
+                rows, size = len(part.rows), part.nbytes
         finally:
             permits.answered(rows, size)
         if part is None:
