@@ -18,6 +18,7 @@ from ringsync.avro.to_json import json_converter
 from ringsync.changes.columns import logged_tables
 from ringsync.changes.flat import FlatDeletions
 from ringsync.changes.keys.canonical import canonical_column
+from ringsync.changes.reconcile.plain import merge_plain
 from ringsync.changes.reconcile.rows import merge
 from ringsync.compiled.memory import padded
 from ringsync.cql import types as cql
@@ -30,7 +31,7 @@ from ringsync.formats.result_page import page_cells
 from ringsync.formats.sstable.data import DataFile
 from ringsync.formats.sstable.names import CHECKSUMS, DATA, INDEX, PARTITIONS, ROWS, Descriptor
 from ringsync.formats.sstable.partitions import read_partitions
-from ringsync.formats.sstable.reader import layout_of, read_rows
+from ringsync.formats.sstable.reader import layout_of, read_plain_rows, read_rows
 from ringsync.formats.sstable.statistics import Header
 from ringsync.formats.sstable.tries import read_trie
 from ringsync.images.after import rows_after
@@ -126,9 +127,12 @@ def _read_sstable(table: TableSchema) -> None:
     source = _InMemory(Descriptor("oa", "1", "big"), files)
     data = DataFile(source)
     partitions = read_partitions(source, data)
-    for _ in read_rows(data, layout_of(source.descriptor, header, table), 0, data.length, partitions.behind):
+    layout = layout_of(source.descriptor, header, table)
+    for _ in read_rows(data, layout, 0, data.length, partitions.behind):
         pass
     read_trie(source, 1)
+    for batch in read_plain_rows(data, layout, 0, data.length, partitions.behind):
+        merge_plain([batch.rows], table)
 
 
 def sample_table() -> TableSchema:

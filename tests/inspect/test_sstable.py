@@ -153,6 +153,29 @@ def test_typed_rows_are_what_the_server_selects(
     assert compared > 1000
 
 
+def test_values_are_those_of_the_typed_rows(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "time", lambda: FIXTURES["5.0-oa"].selected["moment"])
+    compared = 0
+    for (_, table), folder in snapshots("5.0-oa").items():
+        files = [tmp_path / f"{table}.{kind}.arrow" for kind in ("times", "values")]
+        assert run(folder, "--merge", "--format", "arrow", "--output", files[0])[0] == 0
+        code, _, told = run(folder, "--merge", "--values", "--format", "arrow", "--output", files[1])
+        with_times = pa.ipc.open_file(files[0]).read_all()
+        if code:
+            assert "with their times" in told
+            cells = with_times["_cells"].combine_chunks()
+            assert any(cells.field(field.name).field("raw").null_count < len(cells) for field in cells.type)
+            assert not files[1].exists()
+            continue
+        values = pa.ipc.open_file(files[1]).read_all()
+        assert values.schema.names == [name for name in with_times.schema.names if name not in ("token", "_cells")]
+        for name in values.schema.names:  # as text, since Python does not have all dates
+            texts = [rows[name].combine_chunks().to_string(window=10**9) for rows in (values, with_times)]
+            assert texts[0] == texts[1], (table, name)
+        compared += len(values)
+    assert compared > 100
+
+
 def test_a_partition_is_found_by_its_key(run: Run, orders: Path) -> None:
     lines = parsed(run(orders, "--merge")[1])
     key = lines[len(lines) // 2]["partition_key"]
@@ -298,6 +321,7 @@ def test_wrong_input_is_refused(run: Run, orders: Path, tmp_path: Path) -> None:
         ([orders, "--key", "1, 2, 3, 4"], "4 values"),
         ([orders, "--token-range", "1"], "is not a token range"),
         ([orders, "--format", "parquet"], "--output FILE"),
+        ([orders, "--values", "--merge"], "say --merge and --format parquet or arrow"),
     ):
         code, out, err = run(*arguments)
         assert (code, out) == (3, ""), arguments

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from ringsync.formats.sstable.source import LocalSource
 from ringsync.formats.sstable.sstables import merged_rows, open_sstable
 from ringsync.images.from_streams import images_of_part
+from ringsync.images.live import shown_rows
 from ringsync.ring.tokens import WHOLE_RING
 from ringsync.sources.cassandra_sstable import CassandraSSTable
 from ringsync.sources.sstable_files import choose_table, files_in_folder, files_in_store, split_tables
@@ -46,12 +49,15 @@ def load(spark: Any) -> Callable[..., pa.Table]:
 
 
 def images(table_name: str) -> list[dict[str, Any]]:
-    sources = sources_of(NAME, table_name, "flushed")
+    found = merged_images(sources_of(NAME, table_name, "flushed"))
+    return sorted(pa.Table.from_batches(found).to_pylist(), key=repr)
+
+
+def merged_images(sources: list[LocalSource]) -> list[pa.RecordBatch]:
     table = table_of(sources[0].descriptor)
     sstables = [open_sstable(source, table) for source in sources]
     parts = [(sstable, part) for sstable in sstables for part in sstable.parts(WHOLE_RING)]
-    found = [images_of_part(part, table, "raw") for part in merged_rows(parts, table, lambda loss: None)]
-    return sorted(pa.Table.from_batches(found).to_pylist(), key=repr)
+    return [images_of_part(part, table, "raw") for part in merged_rows(parts, table, lambda loss: None)]
 
 
 def test_the_table_is_read_from_its_snapshot(load: Callable[..., pa.Table], folder: Path, table_name: str) -> None:
@@ -80,10 +86,20 @@ def test_changes_keep_what_a_select_cannot_show(load: Callable[..., pa.Table], f
     assert len(found) > 20
 
 
+def test_values_are_what_a_select_shows(load: Callable[..., pa.Table]) -> None:
+    sources = sources_of(NAME, "shop.orders", "flushed")
+    table = table_of(sources[0].descriptor)
+    found = load(Path(sources[0].descriptor.folder), rows="values", splits="3")
+    shown = pa.Table.from_batches(list(shown_rows(merged_images(sources), table, int(time.time()))))
+    alike = shown.select(found.schema.names).to_pylist()
+    assert sorted(found.to_pylist(), key=repr) == sorted(alike, key=repr)
+    assert len(alike) > 10
+
+
 def test_what_is_wrong_is_said(load: Callable[..., pa.Table], folder: Path, tmp_path: Path) -> None:
     for options, told in (
         ({"row": "images"}, "did you mean rows"),
-        ({"rows": "all"}, "rows of cassandra_sstable is images or changes"),
+        ({"rows": "all"}, "rows of cassandra_sstable is images or changes or values"),
         ({"memory": "0"}, "memory of cassandra_sstable is a number from 1 on"),
         ({"table": "shop.nothing"}, "no SSTables of shop.nothing"),
     ):
