@@ -8,9 +8,11 @@ compacted    one SSTable
 overlapping  four; half of the rows of each are in all of them, some are updates or deletions
 
 arrow        our reader: change rows of each SSTable with digests, as Arrow batches
-merged       our reader and merge: each row once, as change rows
+changes      our reader and merge: each row once, as change rows with digests
 images       the same as typed columns, with the times of all cells
-parquet      the same as a Parquet file (snappy)
+values       the rows that a SELECT shows, as typed columns without times
+times        images as a Parquet file (snappy)
+parquet      values as a Parquet file (snappy)
 cqlite       cqlite-py's export_parquet (snappy): values without times
 sstabledump  JSON lines; its JVM starts in the same process, as a user starts it
 """
@@ -38,9 +40,9 @@ from peers.sstables import KEYSPACE, TABLE, SSTableSet, sstables
 from servers import ServerError, last_lines
 
 ROOT = Path(__file__).parent.parent
-OURS = ("arrow", "merged", "images", "parquet")
+OURS = ("arrow", "changes", "images", "values", "times", "parquet")
 CONTENDERS = (*OURS, "cqlite", "sstabledump")
-COUNTERPARTS = (("parquet", "cqlite"), ("arrow", "sstabledump"), ("images", "sstabledump"))
+COUNTERPARTS = (("parquet", "cqlite"), ("times", "cqlite"), ("arrow", "sstabledump"), ("images", "sstabledump"))
 """Contender of ours and peer that are compared."""
 PASSES, TURNS = 4, 2
 CQLITE = "cqlite-py==0.17.0"
@@ -78,7 +80,8 @@ def main() -> int:
         bench = Bench(arguments.core, Path(name) / "kernels", Path(name))
         try:
             made = sstables(arguments.keep or bench.scratch / "sstables", arguments.rows, bench.cache)
-            ours(bench, made.compacted, "parquet", 1)  # compiles the kernels
+            for what in ("changes", "parquet"):  # compiles the kernels
+                ours(bench, made.compacted, what, 1)
             found: dict[str, float] = {}
             for folder in (made.compacted, made.overlapping):
                 results: dict[str, Passes] = {}

@@ -1,8 +1,8 @@
 """Run our side of bench/sstable.py, in a process of its own: ``python bench/sstable_ours.py ORDER``.
 
-ORDER is JSON: ``folder`` of a snapshot; ``what``: ``arrow`` (change rows, file by file), ``merged`` (reconciled change
-rows), ``images`` (typed rows with their times) or ``parquet`` (the same in a file, snappy); ``passes``; ``target``, a
-folder for the file. It prints a line of JSON for each pass.
+ORDER is JSON: ``folder`` of a snapshot; ``what``: ``arrow`` (change rows, file by file), ``changes`` (reconciled change
+rows), ``images`` (typed rows with their times), ``values`` (without), ``times`` or ``parquet`` (images or values in a
+file, snappy); ``passes``; ``target``, a folder for the file. It prints a line of JSON for each pass.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 from ringsync.formats.sstable.sstables import SSTable, merged_rows, open_sstable
 from ringsync.images.from_streams import images_of_part
 from ringsync.images.schema import row_image_schema
+from ringsync.images.values import shown_values, values_schema
 from ringsync.ring.tokens import WHOLE_RING
 from ringsync.schema.table import TableSchema
 from ringsync.sources.sstable_files import choose_table, files_in_folder
@@ -43,8 +44,12 @@ def batches(sstables: list[SSTable], table: TableSchema, what: str) -> Iterator[
                     refuse(batch.losses[0])
                 yield batch.rows
         return
-    for merged in merged_rows(parts, table, refuse):
-        yield merged.rows.to_arrow() if what == "merged" else images_of_part(merged, table, "raw")
+    merged = merged_rows(parts, table, refuse, with_source=what == "changes")
+    if what in ("values", "parquet"):
+        yield from shown_values(merged, table, int(time.time()))
+        return
+    for part in merged:
+        yield part.rows.to_arrow() if what == "changes" else images_of_part(part, table, "raw")
 
 
 def read(folder: Path, what: str, target: Path) -> dict[str, int]:
@@ -52,11 +57,12 @@ def read(folder: Path, what: str, target: Path) -> dict[str, int]:
     table, sources = choose_table(files_in_folder(folder))
     sstables = [open_sstable(source, table) for source in sources]
     rows = written = 0
-    if what != "parquet":
+    if what not in ("times", "parquet"):
         rows = sum(batch.num_rows for batch in batches(sstables, table, what))
     else:
         path = target / "rows.parquet"
-        with pq.ParquetWriter(path, row_image_schema(table), compression="snappy") as writer:
+        schema = values_schema(table) if what == "parquet" else row_image_schema(table)
+        with pq.ParquetWriter(path, schema, compression="snappy") as writer:
             for batch in batches(sstables, table, what):
                 writer.write_batch(batch, ROW_GROUP_ROWS)
                 rows += batch.num_rows
