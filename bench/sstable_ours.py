@@ -7,6 +7,7 @@ file, snappy); ``passes``; ``target``, a folder for the file. It prints a line o
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 import time
@@ -20,8 +21,7 @@ import pyarrow.parquet as pq
 
 from ringsync.formats.sstable.sstables import SSTable, merged_rows, open_sstable
 from ringsync.images.from_streams import images_of_part
-from ringsync.images.schema import row_image_schema
-from ringsync.images.values import shown_values, values_schema
+from ringsync.images.values import repeating_columns, shown_values
 from ringsync.ring.tokens import WHOLE_RING
 from ringsync.schema.table import TableSchema
 from ringsync.sources.sstable_files import choose_table, files_in_folder
@@ -61,9 +61,12 @@ def read(folder: Path, what: str, target: Path) -> dict[str, int]:
         rows = sum(batch.num_rows for batch in batches(sstables, table, what))
     else:
         path = target / "rows.parquet"
-        schema = values_schema(table) if what == "parquet" else row_image_schema(table)
-        with pq.ParquetWriter(path, schema, compression="snappy") as writer:
-            for batch in batches(sstables, table, what):
+        found = batches(sstables, table, what)
+        first = next(found)
+        # As inspect sstable does.
+        dictionaries = repeating_columns(first) if what == "parquet" else True
+        with pq.ParquetWriter(path, first.schema, compression="snappy", use_dictionary=dictionaries) as writer:
+            for batch in itertools.chain([first], found):
                 writer.write_batch(batch, ROW_GROUP_ROWS)
                 rows += batch.num_rows
         written = path.stat().st_size

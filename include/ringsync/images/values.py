@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ringsync.changes.columns import columns_of
 from ringsync.changes.common_times import NO_CELL
@@ -24,6 +25,7 @@ from ringsync.images.schema import lake_names, row_image_schema
 from ringsync.images.times import refuse_misfits
 from ringsync.schema.table import TableSchema
 
+_SAMPLE = 4096
 _REMEDY = "ask for the rows with their times, which keep such values as bytes"
 
 
@@ -47,6 +49,16 @@ def shown_values(parts: Iterable[MergedPart], table: TableSchema, now_s: int) ->
     schema = values_schema(table)
     for rows in shown_rows((images_of_part(part, table, "error") for part in parts), table, now_s):
         yield rows.select(schema.names).cast(schema)
+
+
+def repeating_columns(rows: pa.RecordBatch) -> list[str]:
+    """Name the columns that a Parquet file should have a dictionary of. For others it costs time, and space, too.
+
+    :param rows: the first rows of the file
+    """
+    sample = rows.slice(0, _SAMPLE)
+    flat = [field.name for field in rows.schema if not pa.types.is_nested(field.type)]
+    return [name for name in flat if 4 * pc.count_distinct(sample[name]).as_py() <= len(sample)]
 
 
 def _plain_values(part: MergedPart, table: TableSchema, now_s: int) -> pa.RecordBatch:

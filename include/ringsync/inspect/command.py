@@ -332,7 +332,8 @@ def _output(
         case "cql":
             return CqlLines(file, tables, problems, arguments.remaining_ttl)
         case "arrow" | "parquet" as kind:
-            return ArrowFile(file, tables, kind == "parquet", schema)
+            are_values = getattr(arguments, "values", False)
+            return ArrowFile(file, tables, kind == "parquet", schema, are_values=are_values)
     return Output()
 
 

@@ -14,6 +14,7 @@ from ringsync.changes.columns import columns_of
 from ringsync.changes.schema import CHANGE_ROWS
 from ringsync.changes.text.json import json_lines
 from ringsync.changes.text.replay import CqlStatements
+from ringsync.images.values import repeating_columns
 from ringsync.inspect.problems import Problems
 from ringsync.inspect.tables import Tables
 
@@ -76,19 +77,36 @@ class ArrowFile(Output):
     """Rows as they are in an Arrow IPC or Parquet file, with the names of tables and columns in the metadata.
 
     :param schema: schema of the rows; by default change rows
+    :param are_values: whether the columns are those of a table, and nothing else
     """
 
-    def __init__(self, file: BinaryIO, tables: Tables, parquet: bool, schema: pa.Schema = CHANGE_ROWS) -> None:
+    def __init__(
+        self,
+        file: BinaryIO,
+        tables: Tables,
+        parquet: bool,
+        schema: pa.Schema = CHANGE_ROWS,
+        *,
+        are_values: bool = False,
+    ) -> None:
         self._schema = schema.with_metadata({TABLES_KEY: _described(tables)})
-        self._writer = (
-            pq.ParquetWriter(file, self._schema, compression="zstd") if parquet else pa.ipc.new_file(file, self._schema)
-        )
+        self._file, self._parquet, self._are_values = file, parquet, are_values
+        self._writer: pq.ParquetWriter | pa.RecordBatchFileWriter | None = None
 
     def write(self, rows: pa.RecordBatch) -> None:
-        self._writer.write_batch(rows.replace_schema_metadata(self._schema.metadata))
+        self._opened(rows).write_batch(rows.replace_schema_metadata(self._schema.metadata))
 
     def close(self) -> None:
-        self._writer.close()
+        self._opened(pa.RecordBatch.from_pylist([], self._schema)).close()
+
+    def _opened(self, rows: pa.RecordBatch) -> pq.ParquetWriter | pa.RecordBatchFileWriter:
+        """Open the file; its first rows say which columns get a dictionary."""
+        if self._writer is None and self._parquet:
+            dictionaries = repeating_columns(rows) if self._are_values else True
+            self._writer = pq.ParquetWriter(self._file, self._schema, compression="zstd", use_dictionary=dictionaries)
+        elif self._writer is None:
+            self._writer = pa.ipc.new_file(self._file, self._schema)
+        return self._writer
 
 
 def _described(tables: Tables) -> bytes:
