@@ -7,6 +7,7 @@ bytes of the file, numbers as narrow as they were written. They have no digests.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,7 @@ from ringsync.changes.columns import columns_of
 from ringsync.changes.flat import FlatCells, FlatDeletions
 from ringsync.changes.schema import EXPIRING, LIVE, NEVER, NO_EXPIRY, NO_TTL, TOMBSTONE
 from ringsync.compiled.arrow import Integers, Places32
+from ringsync.compiled.memory import PADDING
 from ringsync.cql.cells import Cells, cells_of_values, no_cells
 from ringsync.schema.table import TableSchema
 
@@ -70,6 +72,15 @@ class PlainRows:
         keys = {name: getattr(self, name).part(first, end) for name in ("partition_key", "clustering", "range_end")}
         return replace(self, **rows, **keys, cell_starts=self.cell_starts[first : end + 1])
 
+    def copied(self) -> PlainRows:
+        """Return the same rows in memory of their size; the bytes of the values stay where they are."""
+        arrays: dict[str, Any] = {
+            name: column.copy() for name, column in vars(self).items() if isinstance(column, np.ndarray)
+        }
+        keys = {name: _copied(getattr(self, name)) for name in ("partition_key", "clustering", "range_end")}
+        value = Cells(self.value.buffer, self.value.offsets.copy(), self.value.lengths.copy())
+        return replace(self, **(arrays | keys), value=value)
+
     def change_rows(self) -> ChangeRows:
         """Return the same as change rows, with digests of zeros."""
         count, zeros = len(self), np.zeros((len(self), 2), np.uint64)
@@ -115,6 +126,12 @@ _ROW_ARRAYS = (
     *("token", "kind", "write_time", "position", "liveness", "liveness_timestamp", "liveness_ttl"),
     *("liveness_expires", "deletion", "deletion_timestamp", "deletion_local"),
 )
+
+
+def _copied(cells: Cells) -> Cells:
+    """Copy values, which begin at the start of their buffer."""
+    end = int((cells.offsets + cells.lengths.clip(0)).max(initial=0))
+    return Cells(cells.buffer[: end + PADDING].copy(), cells.offsets.copy(), cells.lengths.copy())
 
 
 def is_plain(table: TableSchema) -> bool:

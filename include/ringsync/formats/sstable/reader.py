@@ -119,6 +119,8 @@ def read_rows(
     end: int,
     next_partition: Callable[[int], int | None],
     capacity: Capacity | None = None,
+    *,
+    compact: bool = False,
 ) -> Iterator[SSTableRows[pa.RecordBatch]]:
     """Read the partitions that begin at ``first`` or later, and before ``end``.
 
@@ -126,10 +128,15 @@ def read_rows(
     :param next_partition: function that returns the first position, not before the given one, at which the index knows
         a partition; None: there is none. It is called after a loss
     :param capacity: capacity of a batch, and of the window; a single row that needs more gets it
+    :param compact: whether a batch is copied, so that it keeps no more memory than it needs: for many readers at once
     """
     reading = _Reading(data, layout, first, end, capacity or Capacity())
-    for output, position, losses in reading.batches(next_partition):
-        yield SSTableRows(reading.change_rows(output), position, losses)
+
+    def rows(output: Output) -> pa.RecordBatch:
+        found = reading.change_rows(output)
+        return pa.ipc.read_record_batch(found.serialize(), found.schema) if compact else found
+
+    return reading.batches(next_partition, rows)
 
 
 def read_plain_rows(
@@ -139,11 +146,17 @@ def read_plain_rows(
     end: int,
     next_partition: Callable[[int], int | None],
     capacity: Capacity | None = None,
+    *,
+    compact: bool = False,
 ) -> Iterator[SSTableRows[PlainRows]]:
     """Do the same as :func:`read_rows` for a plain layout, without copying values or computing digests."""
     reading = _Reading(data, layout, first, end, capacity or Capacity(), plain=True)
-    for output, position, losses in reading.batches(next_partition):
-        yield SSTableRows(reading.plain_rows(output), position, losses)
+
+    def rows(output: Output) -> PlainRows:
+        found = reading.plain_rows(output)
+        return found.copied() if compact else found
+
+    return reading.batches(next_partition, rows)
 
 
 class _Reading:
@@ -174,20 +187,28 @@ class _Reading:
         self._put(kernel.HAS_STATIC, len(layout.header.static) > 0)
         self._put(kernel.HAS_SHORT_DELETIONS, layout.descriptor.features.unsigned_times)
 
-    def batches(self, next_partition: Callable[[int], int | None]) -> Iterator[tuple[Output, int, tuple[Loss, ...]]]:
-        """Yield what the kernels have written, up to which position, and the losses since the batch before."""
+    def batches(
+        self, next_partition: Callable[[int], int | None], rows: Callable[[Output], Rows]
+    ) -> Iterator[SSTableRows[Rows]]:
+        """Yield what was read.
+
+        :param rows: function that makes rows of what the kernels have written
+        """
         self._fill()
         while self._position < self._end:
             before = self._position
             output, outcome = self._decode()
+            missing, found = int(output.state[at.BYTES_MISSING // 8]), rows(output)
+            # While this waits, its rows alone keep memory.
+            del output
             if self._position > before:
-                yield output, self._position, ()
+                yield SSTableRows(found, self._position)
                 if outcome != FULL or self._room != self._capacity:
                     self._room = self._capacity
                     self._fill()
-            elif reason := self._obstacle(outcome, int(output.state[at.BYTES_MISSING // 8])):
+            elif reason := self._obstacle(outcome, missing):
                 loss = self._lose(reason, next_partition)
-                yield output, self._position, (loss,)
+                yield SSTableRows(found, self._position, (loss,))
                 self._fill()
 
     def _fill(self) -> None:

@@ -31,6 +31,10 @@ MEMORY_BYTES = 2**28
 
 _LEAST_BYTES, _MOST_BYTES = 2**18, 2**23
 """Bounds of a batch. Small batches cost time, larger ones than that gain nothing."""
+_MOST_ROWS, _LEAST_ROWS, _CELLS_PER_ROW = 2**17, 64, 8
+"""Bounds of the rows that are merged at once, of all SSTables together and of each; room for cells of a row."""
+_FEW = 4
+"""Number of SSTables up to which a batch may keep all the room that it was given."""
 _COPIES = 4
 """A batch's bytes are in its window, in its change rows, and in those that are being merged."""
 
@@ -74,24 +78,30 @@ class SSTable:
             for first, end in self.partitions.positions_of(tokens):
                 yield Part(tokens, first, end, self.partitions.step == 1)
 
-    def rows(self, part: Part, capacity: Capacity | None = None) -> Iterator[SSTableRows[pa.RecordBatch]]:
+    def rows(
+        self, part: Part, capacity: Capacity | None = None, *, compact: bool = False
+    ) -> Iterator[SSTableRows[pa.RecordBatch]]:
         """Read the rows of a part.
 
-        :param capacity: capacity of a batch
+        :param capacity: capacity of a batch; ``compact``: see :func:`.reader.read_rows`
         :raises SSTableError: a file is missing or damaged, so that nothing can be read; or a row has another token than
             the index says, which has no checksum
         """
         data, index = self._data(capacity), _IndexAfterLoss(self)
-        for batch in read_rows(data, self.layout, part.first, part.end, index.behind, capacity):
+        batches = read_rows(data, self.layout, part.first, part.end, index.behind, capacity, compact=compact)
+        for batch in batches:
             rows = batch.rows
             if (inside := _inside(part, integers(rows["token"]), integers(rows["position"]), data)) is not None:
                 rows = rows.filter(pa.array(inside))
             yield replace(batch, rows=rows, losses=index.explained(batch.losses))
 
-    def plain_rows(self, part: Part, capacity: Capacity | None = None) -> Iterator[SSTableRows[PlainRows]]:
+    def plain_rows(
+        self, part: Part, capacity: Capacity | None = None, *, compact: bool = False
+    ) -> Iterator[SSTableRows[PlainRows]]:
         """Read the rows of a part as :meth:`rows` does, if the layout is plain."""
         data, index = self._data(capacity), _IndexAfterLoss(self)
-        for batch in read_plain_rows(data, self.layout, part.first, part.end, index.behind, capacity):
+        batches = read_plain_rows(data, self.layout, part.first, part.end, index.behind, capacity, compact=compact)
+        for batch in batches:
             rows = batch.rows
             if (inside := _inside(part, rows.token, rows.position, data)) is not None:
                 first, count = int(np.argmax(inside)), int(np.count_nonzero(inside))
@@ -165,13 +175,16 @@ def merged_rows(
         faster, because plain rows can stay where they were read (:mod:`ringsync.changes.plain`)
     :raises SSTableError: a file is missing or damaged, so that nothing can be read
     """
-    share = memory_bytes // (_COPIES * max(len(parts), 1))
-    capacity = capacity_of(min(max(share, _LEAST_BYTES), _MOST_BYTES))
+    count = max(len(parts), 1)
+    capacity = capacity_of(min(max(memory_bytes // (_COPIES * count), _LEAST_BYTES), _MOST_BYTES))
+    rows = max(min(capacity.rows, _MOST_ROWS // count), _LEAST_ROWS)
+    capacity = replace(capacity, rows=rows, cells=min(capacity.cells, _CELLS_PER_ROW * rows), complex=rows)
+    compact = count > _FEW
 
     def opening(sstable: SSTable, part: Part) -> Callable[[], Iterator[pa.RecordBatch | PlainRows]]:
         def batches() -> Iterator[pa.RecordBatch | PlainRows]:
             is_plain = sstable.layout.is_plain and not with_source
-            for batch in (sstable.plain_rows if is_plain else sstable.rows)(part, capacity):
+            for batch in (sstable.plain_rows if is_plain else sstable.rows)(part, capacity, compact=compact):
                 for loss in batch.losses:
                     lose(loss)
                 yield batch.rows

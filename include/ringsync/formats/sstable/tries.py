@@ -106,7 +106,9 @@ def _with_rows(
     places = values[large]
     read = _read_rows(address(buffer), len(content), address(places), len(large), address(found[0]), address(found[1]))
     if read != len(large):
-        raise SSTableError(file, int(places[read]), "there is no whole entry of a partition here", DAMAGED)
+        raise SSTableError(
+            file, int(places[read]), "there is no whole entry of a partition here, where Partitions.db has one", DAMAGED
+        )
     own = found[0]
     outside = (own < lowest[large]) | (own > highest[large])
     if outside.any():
