@@ -132,6 +132,8 @@ def test_rows_out_of_order_are_refused() -> None:
     rows = batch_of([{"kind": STATIC, "cells": [live("s", 5)], "complex_deletions": [], "p": p} for p in (2, 0)], TABLE)
     with pytest.raises(ValueError, match="not in their order"):
         list(merge_streams([opened([rows.slice(0, 1), rows.slice(1)])], TABLE))
+    with pytest.raises(ValueError, match="not in their order"):
+        list(merge_streams([opened([rows])], TABLE))
 
 
 def live(name: str, timestamp: int) -> Row:

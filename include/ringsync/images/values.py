@@ -18,14 +18,14 @@ from ringsync.changes.reconcile.streams import MergedPart
 from ringsync.changes.schema import NO_EXPIRY, ROW
 from ringsync.compiled.arrow import Mask
 from ringsync.cql.cells import Cells
-from ringsync.cql.codec.decode import decode
+from ringsync.cql.codec.decode import decode, misfit_reason
 from ringsync.images.from_streams import images_of_part
 from ringsync.images.live import shown_rows
 from ringsync.images.schema import lake_names, row_image_schema
-from ringsync.images.times import refuse_misfits
+from ringsync.images.times import UnrepresentableValueError, refuse_misfits
 from ringsync.schema.table import TableSchema
 
-_SAMPLE = 4096
+_SAMPLE, _SHOWN_BYTES = 4096, 64
 _REMEDY = "ask for the rows with their times, which keep such values as bytes"
 
 
@@ -47,8 +47,21 @@ def shown_values(parts: Iterable[MergedPart], table: TableSchema, now_s: int) ->
         yield from (_plain_values(part, table, now_s) for part in parts)
         return
     schema = values_schema(table)
-    for rows in shown_rows((images_of_part(part, table, "error") for part in parts), table, now_s):
+    for rows in shown_rows((images_of_part(part, table, "raw") for part in parts), table, now_s):
+        _refuse_raw(rows, table)
         yield rows.select(schema.names).cast(schema)
+
+
+def _refuse_raw(rows: pa.RecordBatch, table: TableSchema) -> None:
+    """:raises UnrepresentableValueError: a column's type in the lake cannot hold a value that is shown"""
+    for column in table.columns:
+        raw = pc.struct_field(rows["_cells"], [lake_names(table)[column.name], "raw"])
+        if raw.null_count < len(raw):
+            value = pc.drop_null(raw)[0].as_py()
+            raise UnrepresentableValueError(
+                f"table {table.full_name}, column {column.name}: 0x{value[:_SHOWN_BYTES].hex()} is "
+                f"{misfit_reason(column.type, value)}, which the column's type in the lake cannot hold; {_REMEDY}"
+            )
 
 
 def repeating_columns(rows: pa.RecordBatch) -> list[str]:

@@ -24,14 +24,23 @@ from ringsync.compiled.memory import PADDING, address
 from ringsync.cql.cells import NULL_LENGTH, Cells, no_cells
 from ringsync.schema.table import TableSchema
 
+_MOST_STREAMS = 128
+"""The kernel compares all streams for each row: with more of them, sorting is faster."""
+_SPARSE = 8
+"""Most places of the grid for each cell: it has one for each column of each row."""
+_MOST_BYTES = 2**31 - 1 - PADDING
+"""What 32-bit offsets reach."""
+
 
 def merge_plain(parts: Sequence[PlainRows], table: TableSchema) -> tuple[ChangeRows, CellGrid] | None:
     """Merge rows of streams of the same table.
 
     :param parts: rows without deletions of partitions and ranges, at least one of each stream
     :returns: reconciled change rows, whose cells are the tombstones, and all other cells; None: the rows are not in
-        their order
+        their order, or this is not for them: see :func:`_suit`
     """
+    if not _suit(parts, len(table.value_columns)):
+        return None
     ordered = [clustering_keys(part.clustering, table) for part in parts]
     streams = np.array([_words(part, keys) for part, keys in zip(parts, ordered, strict=True)], np.int64)
     room, columns = sum(map(len, parts)), len(table.value_columns)
@@ -83,6 +92,22 @@ def merge_plain(parts: Sequence[PlainRows], table: TableSchema) -> tuple[ChangeR
     return merged, CellGrid(values, np.ascontiguousarray(lines[2]), np.ascontiguousarray(lines[3]))
 
 
+def _suit(parts: Sequence[PlainRows], columns: int) -> bool:
+    """Tell whether a grid suits rows: of few streams, with many of the columns, within what 32-bit offsets reach."""
+    cells = sum(int(part.cell_starts[-1] - part.cell_starts[0]) for part in parts)
+    sizes = [
+        sum(_size(part.partition_key.lengths) for part in parts),
+        sum(_size(part.clustering.lengths) for part in parts),
+        sum(_size(part.value.lengths[part.cell_starts[0] : part.cell_starts[-1]]) for part in parts),
+    ]
+    rows = sum(map(len, parts))
+    return len(parts) <= _MOST_STREAMS and columns * rows <= _SPARSE * (cells + rows) and max(sizes) < _MOST_BYTES
+
+
+def _size(lengths: npt.NDArray[np.int32]) -> int:
+    return int(lengths.sum(dtype=np.int64))
+
+
 def _words(part: PlainRows, ordered: Cells) -> list[int]:
     """Return the block of a stream for the kernel."""
     columns: list[list[npt.NDArray[Any]]] = [
@@ -107,4 +132,4 @@ def _copies(parts: Sequence[Cells]) -> Cells:
 
 def _bytes(lengths: Sequence[npt.NDArray[np.int32]]) -> npt.NDArray[np.uint8]:
     """Make room for values of these lengths."""
-    return pooled(sum(int(part.sum(dtype=np.int64)) for part in lengths) + PADDING, np.uint8)
+    return pooled(sum(map(_size, lengths)) + PADDING, np.uint8)

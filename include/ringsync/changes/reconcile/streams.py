@@ -166,7 +166,8 @@ class _Reading:
             if batch is None:
                 break
             found = _Batch(batch, self._table)
-            if found.places(0, 1)(0) < self.reached:
+            first = found.places(0, 1)(0)
+            if first < self.reached or found.last < first:
                 raise ValueError(f"the rows of {found.file} are not in their order: is the file damaged?")
             self._pending.append(found)
             self.reached = found.last
