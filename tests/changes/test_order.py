@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from ringsync.changes.keys.order import clustering_keys, path_type, value_keys
 from ringsync.changes.keys.order_kernels import END, START
+from ringsync.changes.keys.parts import clustering_parts
 from ringsync.cql.cells import cells_of, cells_of_values, raw_values
 from ringsync.cql.types import (
     CqlType,
@@ -219,3 +220,9 @@ def test_a_server_sorts_rows_as_their_keys_are(raw_session: Any, keyspace: str, 
 
     check()
     assert sum(compared) > 10
+
+
+def test_a_clustering_that_ends_behind_its_bytes_is_refused() -> None:
+    cells = cells_of_values([(2).to_bytes(4, "little") + (2**30).to_bytes(4, "little")])
+    with pytest.raises(IndexError, match="ends behind its bytes"):
+        clustering_parts(cells, 2)

@@ -65,6 +65,9 @@ def _part(cells: Cells, at: Integers, lengths: Integers) -> Cells:
 
 def _int32(cells: Cells, at: Integers) -> Integers:
     found = np.empty(len(at), np.int64)
+    # The kernel checks nothing, and the lengths before a value may be wrong.
+    if len(at) and (at.min() < 0 or at.max() > len(cells.buffer) - 4):
+        raise IndexError("a clustering is not encoded as ringsync.changes.schema says: it ends behind its bytes")
     _load_each(cells.arguments[0], at, found)
     return found
 
