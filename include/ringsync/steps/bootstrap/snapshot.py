@@ -370,6 +370,6 @@ def _reasons(store: ObjectStore, about: SnapshotsOf, hosts: Sequence[Host]) -> s
     return "; ".join(
         get_failure(store, about.bootstrap, host.id)
         or f"node {host.endpoint} ({host.id}): no snapshot was taken yet by a worker of its queue "
-        f"{about.queues.get(host.id, '')!r}: is one running?"
+        f"{about.queues.get(host.id, '')!r}: is one running, or was its task stopped?"
         for host in hosts
     )
