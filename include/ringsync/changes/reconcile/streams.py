@@ -166,7 +166,11 @@ def _lies_between(rows: ChangeRows, before: Place, bound: Place, table: TableSch
         return True
     if rows.token.min() < before[0] or rows.token.max() > bound[0]:
         return False
-    ends = np.flatnonzero(rows.kind == ROW)[[0, -1]] if (rows.kind == ROW).any() else np.zeros(0, np.intp)
+    is_row = rows.kind == ROW
+    first, last = int(np.argmax(is_row)), len(rows) - 1 - int(np.argmax(is_row[::-1]))
+    if not is_row[first]:
+        return True
+    ends = np.array([first, last])
     keys = clustering_keys(rows.clustering.take(ends), table)
     places = [
         (int(rows.token[row]), rows.partition_key.value(row) or b"", 2, keys.value(at) or b"")
