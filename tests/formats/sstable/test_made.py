@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections import Counter
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from ringsync.changes.reconcile.streams import MergedPart, Stream, merge_streams
 from ringsync.formats.sstable.data import Loss
+from ringsync.formats.sstable.errors import SSTableError
 from ringsync.formats.sstable.sstables import SSTable, capacity_of, merged_rows, open_sstable
 from ringsync.images.from_streams import images_of_part
 from ringsync.ring.tokens import WHOLE_RING
@@ -99,3 +101,48 @@ def test_a_table_without_clustering_has_one_image_of_each_key(seed: int) -> None
     whole = images([cut(one, 1000) for one in found])
     for size in (1, 2, 3):
         assert images([cut(one, size + number) for number, one in enumerate(found)]) == whole
+
+
+@pytest.mark.parametrize("with_source", [True, False])
+def test_rows_that_are_not_in_their_order_are_named_or_merged_right(with_source: bool) -> None:
+    """No check of a file finds them. Whatever is read side by side: no row comes out twice, or too early."""
+    refused = [_is_refused(random.Random(seed), with_source) for seed in range(25)]
+    assert sum(refused) > 5
+
+
+def _is_refused(chance: random.Random, with_source: bool) -> bool:
+    stats = statistics("Int32Type", ["UTF8Type"], [("v", "UTF8Type")])
+
+    def made(number: int, swapped: bool) -> SSTable:
+        partitions = {}
+        for key in range(4):
+            rows = [row(b"\0" + sized(b"%020d" % at), [sized(b"x" * 300)], number) for at in range(900)]
+            if swapped and key == 2:
+                one, other = (chance.randrange(len(rows)) for _ in range(2))
+                rows[one], rows[other] = rows[other], rows[one]
+            partitions[int32(key)] = partition(int32(key), rows)
+        return open_sstable(sstable(partitions, stats, number, "/folder"), wide_table())
+
+    sstables = [made(1, swapped=True), made(2, swapped=False), made(3, swapped=False)]
+    parts = [(one, part) for one in sstables for part in one.parts(WHOLE_RING)]
+    found: list[tuple[int, bytes | None]] = []
+    problem = ""
+    try:
+        for merged in merged_rows(parts, wide_table(), lost_none, memory_bytes=2**20, with_source=with_source):
+            rows = merged.rows
+            found += [(int(rows.token[at]), rows.clustering.value(at)) for at in range(len(rows))]
+    except SSTableError as error:
+        problem = str(error)
+    assert not problem or re.match(
+        r"/folder/nb-1-big-Data.db: the row at [\d,]+ \(uncompressed\), of token -?\d+, is not in its order; "
+        "the file is damaged or was cut off: take",
+        problem,
+    )
+    assert bool(problem) == (len(found) < 4 * 900)
+    assert len(set(found)) == len(found)
+    assert found == sorted(found)
+    return bool(problem)
+
+
+def lost_none(loss: Loss) -> None:
+    raise AssertionError(loss)
