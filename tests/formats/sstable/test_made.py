@@ -16,7 +16,7 @@ from ringsync.formats.sstable.sstables import SSTable, capacity_of, merged_rows,
 from ringsync.images.from_streams import images_of_part
 from ringsync.ring.tokens import WHOLE_RING
 from ringsync.schema.table import TableSchema
-from tests.formats.sstable.maker import TABLE_ID, int32, partition, row, sized, sstable, statistics, table_of
+from tests.formats.sstable.maker import TABLE_ID, int32, partition, row, sized, sstable, statistics, table_of, uvint
 
 WITH_ID = f") WITH ID = {TABLE_ID[:8]}-{TABLE_ID[8:12]}-{TABLE_ID[12:16]}-{TABLE_ID[16:20]}-{TABLE_ID[20:]}"
 
@@ -146,3 +146,34 @@ def _is_refused(chance: random.Random, with_source: bool) -> bool:
 
 def lost_none(loss: Loss) -> None:
     raise AssertionError(loss)
+
+
+def losses(made: SSTable) -> list[Loss]:
+    (part,) = made.parts(WHOLE_RING)
+    plain = [loss for batch in made.plain_rows(part) for loss in batch.losses]
+    assert plain == [loss for batch in made.rows(part) for loss in batch.losses]
+    return plain
+
+
+def test_a_partition_without_its_end_is_told() -> None:
+    """The file may have been cut off behind any of its rows."""
+    content = partition(int32(1), [row(b"\0" + sized(b"c"), [sized(b"x")], 5)])
+    stats = statistics("Int32Type", ["UTF8Type"], [("v", "UTF8Type")])
+    assert losses(open_sstable(sstable({int32(1): content}, stats), wide_table())) == []
+    (lost,) = losses(open_sstable(sstable({int32(1): content[:-1]}, stats), wide_table()))
+    assert (lost.position, lost.length) == (len(content) - 1, 1)
+    assert "has no end" in lost.reason
+
+
+@pytest.mark.parametrize("ttl", [1, 2**31 - 1, 2**31, 2**32 + 1, 2**63])
+@pytest.mark.parametrize("of_row", [True, False])
+def test_a_ttl_that_cassandra_cannot_have_written_is_a_loss(ttl: int, of_row: bool) -> None:
+    times = uvint(ttl) + uvint(100)
+    if of_row:
+        flags, body = b"\x2c", uvint(0) + uvint(5) + times + b"\x1a" + sized(b"x")
+    else:  # of the cell, which has the expiry before the TTL
+        flags, body = b"\x24", uvint(0) + uvint(5) + b"\x0a" + uvint(100) + uvint(ttl) + sized(b"x")
+    content = flags + b"\0" + sized(b"c") + uvint(len(body)) + body
+    stats = statistics("Int32Type", ["UTF8Type"], [("v", "UTF8Type")])
+    made = open_sstable(sstable({int32(1): partition(int32(1), [content])}, stats), wide_table())
+    assert len(losses(made)) == (ttl >= 2**31)
