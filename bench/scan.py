@@ -112,7 +112,9 @@ def measure(node: CassandraNode, scratch: Path, times: bool, arguments: argparse
     }
 
 
-def make_plan(node: CassandraNode, scratch: Path, times: bool) -> tuple[str, ScanPlan]:
+def make_plan(
+    node: CassandraNode, scratch: Path, times: bool, keyspace: str = KEYSPACE, table: str = TABLE
+) -> tuple[str, ScanPlan]:
     """Write a configuration for the node and plan the scan; return the configuration's path and the plan."""
     path = scratch / "ringsync.yaml"
     source = {
@@ -128,7 +130,7 @@ def make_plan(node: CassandraNode, scratch: Path, times: bool) -> tuple[str, Sca
     config = load_config(path)
     try:
         session = connect(cluster_settings(config))
-        return str(path), make_scan_plan(session, config, KEYSPACE, TABLE, now=int(time.time()), times=times)
+        return str(path), make_scan_plan(session, config, keyspace, table, now=int(time.time()), times=times)
     finally:
         close_all()
 

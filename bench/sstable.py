@@ -1,4 +1,5 @@
-"""Compare readers of the SSTables of a real Cassandra 5.0 node: ours, cqlite and Cassandra's own sstabledump.
+"""Compare ways to the rows of a real Cassandra 5.0 node: our reader of its SSTables, cqlite, Cassandra's own
+sstabledump, and our token-range scan.
 
 ``python bench/sstable.py`` prints a table for each data set, and one BENCHMARK_RESULT line with ratios. All programs
 run on one core, one after another, twice. The faster run of each counts. The files are in the system's cache. Rates are
@@ -15,6 +16,8 @@ times        images as a Parquet file (snappy)
 parquet      values as a Parquet file (snappy)
 cqlite       cqlite-py's export_parquet (snappy): values without times
 sstabledump  JSON lines; its JVM starts in the same process, as a user starts it
+scan         our scan by token ranges, values without times, as Arrow batches: the node has compacted the table. CPU is
+             that of client and node; both may use all cores
 """
 
 from __future__ import annotations
@@ -33,16 +36,22 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent.parent))
 sys.path.insert(0, str(Path(__file__).parent.parent / "include"))
 
-from peers.one_core import Passes, on_one_core
+from peers.measure import together
+from peers.one_core import Pass, Passes, on_one_core
 from peers.sstabledump import dump
-from peers.sstables import KEYSPACE, TABLE, SSTableSet, sstables
+from peers.sstables import KEYSPACE, TABLE, SSTableSet, node_of, sstables
+from scan import WARM_UP_READS, make_plan, shares
+from scan_ours import reader
 
 from servers import ServerError, last_lines
 
 ROOT = Path(__file__).parent.parent
 OURS = ("arrow", "changes", "images", "values", "times", "parquet")
-CONTENDERS = (*OURS, "cqlite", "sstabledump")
-COUNTERPARTS = (("parquet", "cqlite"), ("times", "cqlite"), ("arrow", "sstabledump"), ("images", "sstabledump"))
+CONTENDERS = (*OURS, "cqlite", "sstabledump", "scan")
+COUNTERPARTS = (
+    *(("parquet", "cqlite"), ("times", "cqlite"), ("arrow", "sstabledump"), ("images", "sstabledump")),
+    ("values", "scan"),
+)
 """Contender of ours and peer that are compared."""
 PASSES, TURNS = 4, 2
 CQLITE = "cqlite-py==0.17.0"
@@ -55,11 +64,13 @@ class Bench:
 
     :ivar core: the only core that a measured program may use
     :ivar kernels: folder of compiled kernels; empty at the start
+    :ivar kept: folder of the SSTables, and of the node that has written them
     :ivar scratch: folder that is deleted at the end
     """
 
     core: int
     kernels: Path
+    kept: Path
     scratch: Path
 
     @property
@@ -77,9 +88,10 @@ def main() -> int:
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the exception stops the server
     with tempfile.TemporaryDirectory(prefix="bench-sstable.") as name:
-        bench = Bench(arguments.core, Path(name) / "kernels", Path(name))
+        kept = arguments.keep or Path(name, "sstables")
+        bench = Bench(arguments.core, Path(name, "kernels"), kept, Path(name))
         try:
-            made = sstables(arguments.keep or bench.scratch / "sstables", arguments.rows, bench.cache)
+            made = sstables(kept, arguments.rows, bench.cache)
             for what in ("changes", "parquet"):  # compiles the kernels
                 ours(bench, made.compacted, what, 1)
             found: dict[str, float] = {}
@@ -103,6 +115,10 @@ def run(bench: Bench, folder: Path, contender: str, rows: int, results: dict[str
         if len(files) > 1:
             return  # it reads one SSTable, and merges nothing
         result = dump(files[0], results["arrow"].warm.rows if "arrow" in results else rows, *_places(bench))
+    elif contender == "scan":
+        if folder.name != "compacted":
+            return  # its node has no other SSTables any more
+        result = scan(bench)
     elif contender == "cqlite":
         result = cqlite(bench, folder)
     else:
@@ -144,6 +160,19 @@ def cqlite(bench: Bench, folder: Path) -> Passes:
     }
     program = str(Path(__file__).parent / "peers" / "cqlite_export.py")
     return on_one_core([sys.executable, program, json.dumps(order)], bench.core, "cqlite")
+
+
+def scan(bench: Bench) -> Passes:
+    """Start the node, and read the table by token ranges.
+
+    :raises ServerError: the node does not start, or a process fails
+    """
+    with node_of(bench.kept, bench.cache) as node:
+        config_path, plan = make_plan(node, bench.scratch, False, KEYSPACE, TABLE)
+        given = [("arrow", *share) for share in shares(config_path, plan, 2)]
+        reads = together(reader, given, node.pid, WARM_UP_READS + 2)
+    passes = (Pass(one.seconds, one.client_seconds + one.server_seconds, one.rows, one.rows, 0) for one in reads)
+    return Passes(tuple(passes), None, 0, 0, 0)
 
 
 def show(folder: Path, made: SSTableSet, results: dict[str, Passes]) -> dict[str, float]:

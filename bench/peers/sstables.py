@@ -49,10 +49,10 @@ def sstables(folder: Path, rows: int, cache: Path) -> SSTableSet:
     :raises ServerError: the node or its client fails
     """
     made, marker = SSTableSet(folder / "overlapping", folder / "compacted"), folder / "written.json"
-    if not marker.exists() or json.loads(marker.read_text()) != rows:
+    if not marker.exists() or json.loads(marker.read_text()) != rows or not (folder / "node").exists():
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        node = CassandraNode(folder / "node", replace(SETTINGS).on_free_ports(), cache)
+        node = node_of(folder, cache)
         with node:
             _create(node)
             node.nodetool("disableautocompaction")
@@ -65,9 +65,13 @@ def sstables(folder: Path, rows: int, cache: Path) -> SSTableSet:
             _snapshot(node, made.overlapping)
             node.nodetool("compact", KEYSPACE, TABLE)
             _snapshot(node, made.compacted)
-        shutil.rmtree(node.folder)
         marker.write_text(json.dumps(rows))
     return made
+
+
+def node_of(folder: Path, cache: Path) -> CassandraNode:
+    """Return the node that has written the snapshots, not started; its table is compacted."""
+    return CassandraNode(folder / "node", replace(SETTINGS).on_free_ports(), cache)
 
 
 def _data_files(node: CassandraNode) -> set[Path]:
