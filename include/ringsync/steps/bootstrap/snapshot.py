@@ -119,8 +119,7 @@ def snapshot_table(this: Run, plan: BootstrapPlan) -> tuple[Report, ExitCode]:
     if plan.mode != SSTABLE or latest.state != SCANNING:
         return report, ExitCode.OK
     wait_until_free(this.state, plan.bootstrap, this.run)
-    this.space.take(lake_bytes(plan.estimated_bytes))
-    with signs_of_life(this, plan):
+    with this.space.kept(lake_bytes(plan.estimated_bytes)), signs_of_life(this, plan):
         return take_and_copy(this, plan, report), ExitCode.OK
 
 
