@@ -1,7 +1,8 @@
 """The comparison of sources and replicas of several tables in Spark's tasks (docs/replica.md).
 
 One job sums up both sides of all tables: a task reads pieces of them, and returns only their sums. Another compares, in
-memory, the rows of small tables whose sums differ. An error ends a piece, and its table; the others are done.
+memory, the rows of small tables whose sums differ; what does not fit is left to Spark. An error ends a piece, and its
+table; the others are done.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ ROWS_OF_A_TASK = 100_000
 """About how many of the replica's rows a piece has; whoever reads it opens both tables of the replica."""
 CHANGES_OF_A_TASK = 32 << 20
 """About how many bytes of the table of changes a task has in memory."""
+BYTES_OF_A_SIDE = 128 << 20
+"""Most bytes of rows of a side that a task compares in memory: it needs a few times as much."""
 
 Side = Literal["source", "replica"]
 
@@ -123,19 +126,28 @@ class SmallTable:
     limit: int
 
 
+class TooLargeError(Exception):
+    """The rows of a side do not fit into memory, though they are few."""
+
+
 @dataclass(frozen=True)
 class RowsTask:
-    """Compares the rows of small tables in memory."""
+    """Compares the rows of small tables in memory.
+
+    :ivar most_bytes: of the rows of a side
+    """
 
     config: Config
     control: ControlAddress
+    most_bytes: int
 
     def __call__(self, groups: Iterable[Sequence[SmallTable]]) -> Iterator[tuple[int, Any]]:
         for group in groups:
             yield from at_once(self._compare, group)
 
     def _compare(self, small: SmallTable) -> tuple[int, Any]:
-        """Return the table's number, and the lines of :func:`compare_rows` or what :func:`task_failure` says."""
+        """Return the table's number, and the lines of :func:`compare_rows` or what :func:`task_failure` says; None: its
+        rows are too large."""
         plan, seen = small.sides.plan, small.sides.seen
         whole = (seen, small.ranges[0][0], small.ranges[-1][1])
         try:
@@ -143,10 +155,13 @@ class RowsTask:
                 parts = [Piece(0, plan, split) for split in within(plan, small.ranges).splits]
                 source = itertools.chain.from_iterable(part.rows(self.config, permits) for part in parts)
                 replica = (inside(rows, small.ranges) for rows in Piece(0, plan, whole).rows(self.config, permits))
-                lines = compare_rows(source, replica, plan.table, changed_after_us=seen.as_of_us, limit=small.limit)
+                there, here = (at_most(self.most_bytes, side) for side in (source, replica))
+                lines = compare_rows(there, here, plan.table, changed_after_us=seen.as_of_us, limit=small.limit)
             return small.number, lines
         except DriverGoneError:
             raise
+        except TooLargeError:
+            return small.number, None
         except Exception as error:
             return small.number, task_failure(error)
 
@@ -159,11 +174,27 @@ def inside(rows: pa.RecordBatch, ranges: Sequence[tuple[int, int]]) -> pa.Record
     return rows.filter(pa.array((place >= 0) & (tokens <= ends[np.maximum(place, 0)])))
 
 
-def is_small(sides: Sides) -> bool:
-    """Tell whether the rows of a table fit into a task's memory."""
+def at_most(size: int, rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield rows.
+
+    :param size: most bytes of all of them
+    :raises TooLargeError: they are more
+    """
+    for batch in rows:
+        size -= batch.nbytes
+        if size < 0:
+            raise TooLargeError
+        yield batch
+
+
+def is_small(sides: Sides, source_rows: int) -> bool:
+    """Tell whether the rows of a table are few enough for a task's memory, on both sides: one may have lost its own.
+
+    :param source_rows: rows of the source, by its checksums
+    """
     seen = sides.seen
     rows, size = seen.base_rows + seen.changed_rows, seen.base_bytes + seen.changed_bytes
-    return rows <= ROWS_OF_A_TASK and size <= CHANGES_OF_A_TASK
+    return max(rows, source_rows) <= ROWS_OF_A_TASK and size <= CHANGES_OF_A_TASK
 
 
 def compared_rows(context: Any, application: Application, run: str, tables: Sequence[SmallTable]) -> dict[int, Any]:
@@ -172,19 +203,17 @@ def compared_rows(context: Any, application: Application, run: str, tables: Sequ
     :param context: Spark's
     :param run: unique name among the readers of the cluster
     :returns: by the tables' numbers, the lines of :func:`ringsync.replica.compare.compare_rows`, or why a side could
-        not be read (:class:`ringsync.steps.application.TaskFailedError`)
+        not be read (:class:`ringsync.steps.application.TaskFailedError`); None: its rows are too large for this
     """
     if not tables:
         return {}
     with ControlServer(host=driver_host(context)) as control:
         control.watch_limits(application.store, run, cluster_limits(application.config))
-        task = RowsTask(application.config, control.address)
+        task = RowsTask(application.config, control.address, BYTES_OF_A_SIDE)
         sized = [(float(one.sides.seen.base_bytes + one.sides.seen.changed_bytes), one) for one in tables]
         groups = together(sized, context.defaultParallelism, large_first=False)
         found = context.parallelize(groups, len(groups)).mapPartitions(task).collect()
-    return {
-        number: result if isinstance(result, pa.RecordBatch) else TaskFailedError(**result) for number, result in found
-    }
+    return {number: TaskFailedError(**result) if isinstance(result, dict) else result for number, result in found}
 
 
 def checksums(

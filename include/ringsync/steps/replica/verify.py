@@ -199,9 +199,16 @@ def compare_tables(
     small = [
         SmallTable(number, verified.sides, ranges, limit)
         for number, (verified, of) in enumerate(zip(opened, sums, strict=True))
-        if isinstance(of, tuple) and is_small(verified.sides) and (ranges := differing_ranges(of[0], of[1], edges))
+        if isinstance(of, tuple)
+        and is_small(verified.sides, sum(of[0]["rows"].to_pylist()))
+        and (ranges := differing_ranges(of[0], of[1], edges))
     ]
-    lines = dict(zip((one.number for one in small), halved(compared, small, is_gone), strict=True))
+    # A failure of the job, maybe for want of memory, is none of the table: Spark compares what does not fit.
+    lines = {
+        one.number: found
+        for one, found in zip(small, halved(compared, small, is_gone), strict=True)
+        if isinstance(found, TaskFailedError) or not isinstance(found, Exception)
+    }
     for number, verified in enumerate(opened):
         name = verified.table.keyspace, verified.table.name
         try:
@@ -228,7 +235,7 @@ def compare_table(
 
     :param sums: pair of the checksums of source and replica
     :param lines: what the comparison of the rows has found (:func:`ringsync.replica.compare.compare_rows`); None: the
-        table is not small, and Spark compares them, or there is nothing to compare
+        rows do not fit into a task's memory, and Spark compares them, or there is nothing to compare
     """
     from ringsync.replica.base import replica_folder
     from ringsync.replica.changes import check_base, outdate_merges
