@@ -187,15 +187,12 @@ def compare_tables(
     context, run = spark.sparkContext, f"verify-{application.run}"
     edges, limit = boundaries(application.config), application.config.verify.max_listed_differences
 
-    def summed(some: Sequence[Verified]) -> Sequence[Any]:
-        return checksums(context, application, run, [verified.sides for verified in some], edges)
-
     def compared(some: Sequence[SmallTable]) -> Sequence[Any]:
         found = compared_rows(context, application, run, some)
         return [found[one.number] for one in some]
 
     is_gone = partial(spark_is_gone, context)
-    sums: list[Any] = halved(summed, opened, is_gone)
+    sums: list[Any] = checksums(context, application, run, [one.sides for one in opened], edges, is_gone)
     small = [
         SmallTable(number, verified.sides, ranges, limit)
         for number, (verified, of) in enumerate(zip(opened, sums, strict=True))
@@ -298,7 +295,7 @@ def compare_table(
         outdate_merges(store, table, int(clock() * 1000))
         now = state_of(application, table)
         (again,) = checksums(spark.sparkContext, application, f"verify-{application.run}", [Sides(plan, now)], edges)
-        if isinstance(again, TaskFailedError):
+        if isinstance(again, Exception):
             raise again
         found = compare(now, again)
         report = {
