@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,9 +23,11 @@ from ringsync.ledger.snapshots import (
     say_begun,
 )
 from ringsync.ring.ring import Host, Replication, RingSnapshot
+from ringsync.ring.tokens import WHOLE_RING
 from ringsync.state.bootstrap import CANCELLED, COMPLETED, PUBLISHING, SCANNING, Bootstrap
 from ringsync.steps.bootstrap.node_snapshot import Node
 from ringsync.steps.bootstrap.old_snapshots import clear_node, clear_old
+from ringsync.steps.bootstrap.snapshot import snapshot_node, snapshots_to_read
 from ringsync.storage.local import LocalStore
 from ringsync.storage.port import Stat
 from tests.steps.snapshot_folders import nodetool
@@ -129,6 +132,29 @@ def test_what_is_copied_or_given_up_goes_at_once(world: World, state: str) -> No
     world.taken(bootstrap, 0)
     world.clear()
     assert world.keys(bootstrap) == []
+
+
+@pytest.mark.parametrize("use", ["snapshot", "scan"])
+def test_a_snapshot_that_is_used_again_is_no_old_one(world: World, use: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that goes on may have other tables to copy for hours, in which it gives no sign of life for this one."""
+    bootstrap = world.begin(hours_ago=50)
+    (piece,) = world.store.list(f"{FOLDER}{bootstrap}/{HOST.id}/")
+    world.store.delete(piece.key)
+    world.taken(bootstrap, hours_ago=1.9)
+    before = world.keys(bootstrap)
+    selection = SimpleNamespace(ranges=[WHOLE_RING])
+    scan = SimpleNamespace(consistency_level="ONE", selection=selection)
+    plan: Any = SimpleNamespace(bootstrap=world.state.latest, scan=scan)
+    if use == "snapshot":
+        shared = SimpleNamespace(table=lambda *_: None)
+        this: Any = SimpleNamespace(store=world.store, config=world.config, shared=shared)
+        assert snapshot_node(this, plan, HOST).host == HOST.id
+    else:
+        assert [one.host for one in snapshots_to_read(world.store, plan)[1]] == [HOST.id]
+    later_s = time.time() + 1800
+    monkeypatch.setattr(time, "time", lambda: later_s)
+    world.clear()
+    assert world.keys(bootstrap) == before
 
 
 class BegunMeanwhile(LocalStore):

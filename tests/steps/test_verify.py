@@ -1,18 +1,23 @@
 """Differences planted in the source behind the replica's back: each is found, named, and repaired."""
 
 import json
+import os
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from delta.exceptions import ConcurrentAppendException
+from pyspark import cloudpickle
 
 from ringsync.cluster.schema import read_table
 from ringsync.ledger.passes import LATE, digests_key
 from ringsync.steps.application import ExitCode, Report, StepError
 from ringsync.steps.loop import put_status
+from ringsync.steps.replica import checksums
 from ringsync.steps.replica.verify import again_after_conflicts
 from ringsync.storage.local import LocalStore
 
@@ -74,14 +79,66 @@ def test_nothing_differs(orders: str, step: Any, session: Any, lake: Path) -> No
     assert report["cells"] == report["replica_cells"]
 
 
-def test_planted_differences_are_found_named_and_repaired(orders: str, step: Any, session: Any, lake: Path) -> None:
+class DeadlyTask:
+    """A comparison in memory that kills its worker, as Linux does if its rows do not fit."""
+
+    def __init__(self, *_: Any) -> None: ...
+
+    def __call__(self, groups: Iterable[Any]) -> Iterable[Any]:
+        os._exit(137)
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "in memory": {},
+    "more rows than fit": {"ROWS_OF_A_TASK": ROWS},
+    "larger rows than fit": {"BYTES_OF_A_SIDE": 1000},
+    "workers die": {"RowsTask": DeadlyTask},
+}
+"""How rows are compared, and what of ``checksums`` is other then."""
+
+
+def test_a_table_is_small_if_both_sides_are() -> None:
+    """Of a replica that has lost nearly everything nobody may conclude that the source fits into memory."""
+
+    def small(source: int, **seen: int) -> bool:
+        state = SimpleNamespace(**{"base_rows": 10, "changed_rows": 0, "base_bytes": 5000, "changed_bytes": 0, **seen})
+        return checksums.is_small(SimpleNamespace(seen=state), source)  # type: ignore[arg-type]
+
+    most = checksums.ROWS_OF_A_TASK
+    assert [small(most), small(most + 1)] == [True, False]
+    assert not small(0, base_rows=most, changed_rows=1)
+    assert not small(0, changed_bytes=checksums.CHANGES_OF_A_TASK)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_planted_differences_are_found_and_named(
+    way: str, orders: str, step: Any, session: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever fits into memory, or kills a worker there: then Spark compares, and finds the same."""
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers know no tests
+    for name, other in WAYS[way].items():
+        monkeypatch.setattr(checksums, name, other)
+    for statement in PLANTED.values():
+        session.execute(statement.format(orders))
+    report, code = step("replica_verify", orders, f"found {way}".replace(" ", "-"))
+    assert code == ExitCode.COMPLETED_WITH_ERRORS
+    check_found(report)
+
+
+def test_planted_differences_are_repaired(orders: str, step: Any, session: Any, lake: Path) -> None:
     """A table of which something is published is repaired from all replicas."""
     table = read_table(session, *orders.split("."))
     LocalStore(lake).put(digests_key(table.table_id, LATE, 1, "x"), bytes(16))
-    for statement in PLANTED.values():
-        session.execute(statement.format(orders))
-    report, code = step("replica_verify", orders, "found")
-    assert code == ExitCode.COMPLETED_WITH_ERRORS
+    report, _ = step("replica_verify", orders, "found")
+    check_found(report)
+    repaired, code = step("replica_verify", orders, "repaired", repair=True)
+    assert (repaired["differences"], code) == (0, ExitCode.OK)
+    assert repaired["before_repair"]["differences"] == report["differences"]
+    assert (report["consistency_level"], repaired["repair"]["consistency_level"]) == ("LOCAL_QUORUM", "ALL")
+
+
+def check_found(report: Report) -> None:
+    """All that was planted is named, and nothing else."""
     named: dict[tuple[int, int], set[tuple[Any, ...]]] = {}
     for one in report["listed"]:
         named.setdefault((one["key"]["id"], one["key"]["line"]), set()).add(
@@ -91,10 +148,6 @@ def test_planted_differences_are_found_named_and_repaired(orders: str, step: Any
     # The static cell shows in all four rows of its partition; nothing else differs.
     assert named.keys() - FOUND.keys() == {(8, 0), (8, 1), (8, 3)}
     assert report["differences"] == sum(report["differences_by_kind"].values()) == len(report["listed"])
-    repaired, code = step("replica_verify", orders, "repaired", repair=True)
-    assert (repaired["differences"], code) == (0, ExitCode.OK)
-    assert repaired["before_repair"]["differences"] == report["differences"]
-    assert (report["consistency_level"], repaired["repair"]["consistency_level"]) == ("LOCAL_QUORUM", "ALL")
 
 
 def test_a_repair_begins_anew_when_a_merge_was_faster() -> None:

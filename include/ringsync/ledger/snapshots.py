@@ -5,7 +5,7 @@ key
 ========================================================  ==========================================================
 ``snapshots/<bootstrap>/bootstrap.json``                  the table, the ring of which the snapshots are, and the queue
                                                           of each node
-``snapshots/<bootstrap>/begun.json``                      when the newest snapshot of a node was begun
+``snapshots/<bootstrap>/begun.json``                      when a snapshot of a node was begun, or used, last
 ``snapshots/<bootstrap>/<host id>.json``                  manifest: the files of a node's snapshot. It is put last: all
                                                           of them are there
 ``snapshots/<bootstrap>/<host id>.failed.json``           why a node has none yet
@@ -129,7 +129,8 @@ def get_snapshots_of(store: ObjectStore, bootstrap: str) -> SnapshotsOf | None:
 
 
 def say_begun(store: ObjectStore, bootstrap: str, now_ms: int) -> None:
-    """Record, before a node's snapshot is taken or copied, that it is begun: nobody removes it as an old one then.
+    """Record, before a node's snapshot is taken, copied, used again or read, that it is begun: nobody removes it as an
+    old one then.
 
     :param now_ms: ms since the epoch
     """
@@ -137,7 +138,7 @@ def say_begun(store: ObjectStore, bootstrap: str, now_ms: int) -> None:
 
 
 def last_begun_ms(store: ObjectStore, bootstrap: str) -> int:
-    """Return when a bootstrap's newest snapshot was begun, ms since the epoch; if none was, when the bootstrap began.
+    """Return when a bootstrap's snapshots were begun, or used, last, ms since the epoch; if none was, when it began.
 
     :raises SnapshotRecordError: that cannot be read, or this is no id of a bootstrap
     """

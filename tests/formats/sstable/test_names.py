@@ -114,6 +114,36 @@ def test_a_folder_whose_sstables_are_just_replaced_is_left_out(tmp_path: Path) -
     assert all("read a snapshot" in one.reason for one in found.left_out if "snapshots" not in one.path)
 
 
+def test_a_folder_with_several_names_is_read_once_under_its_own(tmp_path: Path) -> None:
+    """Links to itself, up, and beside it: twice, its rows would be of several tables, or an error."""
+    folder = copied(tmp_path)
+    shutil.rmtree(folder / "snapshots")
+    keyspace = folder.parent.rename(tmp_path / "shop")
+    folder = keyspace / folder.name
+    expected = find_local(folder).sstables
+    assert {one.keyspace for one in expected} == {"shop"}
+    for link, target in (("self", folder), ("up", tmp_path), ("a", keyspace)):
+        (folder / link).symlink_to(target)
+        assert find_local(folder).sstables == expected
+    for link in ("a", "z"):
+        (tmp_path / link).symlink_to(keyspace)
+        (keyspace / f"{link}-{ID}").symlink_to(folder)
+        assert find_local(tmp_path).sstables == expected
+
+
+def test_a_folder_elsewhere_is_read_under_the_name_of_its_link(tmp_path: Path) -> None:
+    """As where a table's folder is on a disk of its own; two links to it are one folder."""
+    folder = copied(tmp_path)
+    for keyspace in ("shop", "twice"):
+        (tmp_path / "data" / keyspace).mkdir(parents=True)
+    (tmp_path / "data" / "shop" / folder.name).symlink_to(folder)
+    expected = find_local(tmp_path / "data").sstables
+    assert {one.folder for one in expected} == {f"{tmp_path}/data/shop/{folder.name}"}
+    assert len(expected) == len(find_local(folder).sstables)
+    (tmp_path / "data" / "twice" / folder.name).symlink_to(folder)
+    assert len(find_local(tmp_path / "data").sstables) == len(expected)
+
+
 def test_a_folder_that_is_none_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(NotADirectoryError):
         find_local(tmp_path / "none")

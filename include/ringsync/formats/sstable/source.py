@@ -85,12 +85,19 @@ def find_local(folder: Path) -> FoundSSTables:
 
 
 def _files_in(folder: Path) -> Iterator[str]:
-    """Yield the paths of all files in a folder and in those in it, each folder once."""
-    seen = set()
-    for parent, folders, files in os.walk(folder, onerror=_refuse, followlinks=True):
-        folders[:] = [name for name in folders if os.path.realpath(f"{parent}/{name}") not in seen]
-        seen |= {os.path.realpath(f"{parent}/{name}") for name in folders}
-        yield from (Path(parent, name).as_posix() for name in files)
+    """Yield the paths of all files in a folder and in those in it, each folder once: by its own path if it has one
+    without links."""
+    seen: set[str] = set()
+    roots = [folder.as_posix()]
+    for root in roots:  # links are followed last, and add to it
+        for parent, folders, files in os.walk(root, onerror=_refuse):
+            if (real := os.path.realpath(parent)) in seen:
+                folders.clear()
+                continue
+            seen.add(real)
+            paths = (Path(parent, name).as_posix() for name in sorted(folders))
+            roots += [path for path in paths if os.path.islink(path)]
+            yield from (Path(parent, name).as_posix() for name in files)
 
 
 def _refuse(error: OSError) -> None:

@@ -2,8 +2,8 @@
 
 They are found by looking: at the object store for copies, into the nodes' data directories for snapshots. So it does
 not matter when a process was killed. A bootstrap needs its snapshots until all is copied. One that was abandoned, on
-which no run works, needs them no more after ``sstable.max_age_h``, counted from the begin of the newest one: it may
-have been begun again long after its begin.
+which no run works, needs them no more after ``sstable.max_age_h``, counted from when a run began or used one last: it
+may have been begun again long after its begin, and other tables of the run may take hours.
 
 What cannot be read is left alone, and told. It stops neither the others nor the bootstrap that looks.
 """
@@ -159,5 +159,5 @@ def _is_needed(
 
 
 def _age_s(store: ObjectStore, bootstrap: str, now_s: float) -> float:
-    """Return how long ago a bootstrap's newest snapshot was begun; if none was, the bootstrap."""
+    """Return how long ago a bootstrap's snapshots were begun, or used, last; if none was, the bootstrap."""
     return now_s - last_begun_ms(store, bootstrap) / 1000

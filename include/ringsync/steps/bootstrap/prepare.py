@@ -127,9 +127,8 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
 
 def prepare_table(preparation: Preparation, name: TableName) -> tuple[Report, ExitCode]:
     """Check and plan one table; the errors are those of :func:`run`."""
-    application, state, shared = preparation.application, preparation.state, preparation.shared
+    application, shared, mode = preparation.application, preparation.shared, mode_of(preparation.application)
     config, options, store, session = application.config, application.options, application.store, shared.session
-    plan_of, mode = name if preparation.are_many else None, mode_of(application)
     scan = make_scan_plan(
         session,
         _with_splits(config, options.splits),
@@ -145,12 +144,18 @@ def prepare_table(preparation: Preparation, name: TableName) -> tuple[Report, Ex
     selected = replace(scan, element_times=scan.element_times and mode == TOKEN_RANGE)
     forecast = read_a_little(config, store, selected, preparation.permits, preparation.tables)
     size, before = lake_bytes(forecast.bytes), " and tables before it" if preparation.tables > 1 else ""
-    try:
-        needed = preparation.space.take(size)
+    with preparation.space.kept(size) as needed:
         check_space(store, f"{scan.table.full_name}{before}", needed, "set store.url to another place")
-    except StepError:
-        preparation.space.give_back(size)
-        raise
+        return plan_table(preparation, name, scan, forecast)
+
+
+def plan_table(
+    preparation: Preparation, name: TableName, scan: ScanPlan, forecast: Forecast
+) -> tuple[Report, ExitCode]:
+    """Plan one table, and begin its bootstrap; the errors are those of :func:`run`."""
+    application, state, shared = preparation.application, preparation.state, preparation.shared
+    config, options, store, session = application.config, application.options, application.store, shared.session
+    plan_of, mode = name if preparation.are_many else None, mode_of(application)
     specification = specify(application, scan)
     latest = state.find(*name)
     continued = None

@@ -122,10 +122,9 @@ def snapshot_table(this: Run, plan: BootstrapPlan) -> tuple[Report, ExitCode]:
     if plan.mode != SSTABLE or latest.state != SCANNING:
         return report, ExitCode.OK
     wait_until_free(this.state, plan.bootstrap, this.run)
-    this.space.take(lake_bytes(plan.estimated_bytes))
     wanted = Wanted(this.state, plan)
     try:
-        with signs_of_life(this, plan, wanted):
+        with this.space.kept(lake_bytes(plan.estimated_bytes)), signs_of_life(this, plan, wanted):
             report = take_and_copy(this, plan, report, wanted)
         wanted.look()  # who cancels from now on finds all that is to be removed
         wanted.check()
@@ -248,10 +247,10 @@ def snapshot_node(this: Run, plan: BootstrapPlan, host: Host, wanted: Wanted) ->
     """
     store, settings, bootstrap = this.store, this.config.sstable, plan.bootstrap.id
     copies, table = settings.read == "upload", this.shared.table(plan.bootstrap.keyspace, plan.bootstrap.table)
-    if (there := snapshot_that_is_whole(store, bootstrap, host)) is not None:
-        return there
     taken_ms = int(time.time() * 1000)
     say_begun(store, bootstrap, taken_ms)
+    if (there := snapshot_that_is_whole(store, bootstrap, host)) is not None:
+        return there
     with this.one_node:
         wanted.check()
         node = node_of(this.config, this.shared.session, host)
@@ -331,11 +330,12 @@ def _copy(this: Run, bootstrap: str, host: Host, sstables: Sequence[StoredSSTabl
 def snapshots_to_read(store: ObjectStore, plan: BootstrapPlan) -> tuple[SnapshotsOf, list[NodeSnapshot]]:
     """Find the snapshots of a bootstrap: of as many replicas of each token as its consistency level asks for.
 
-    Nodes that have none are named in a line, if there are enough others.
+    From now on they are no old ones. Nodes that have none are named in a line, if there are enough others.
 
     :raises StepError: there are too few; the message names the nodes, their queues and the reasons
     """
     about = _snapshots_of(store, plan)
+    say_begun(store, plan.bootstrap.id, int(time.time() * 1000))
     level, ranges = plan.scan.consistency_level, plan.scan.selection.ranges
     asked = asked_hosts(about.ring, level, ranges)
     found = [one for host in asked if (one := get_manifest(store, plan.bootstrap.id, host.id)) is not None]

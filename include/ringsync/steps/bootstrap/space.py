@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shutil
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from ringsync.steps.application import StepError
@@ -19,6 +21,16 @@ class Space:
     def __init__(self) -> None:
         self._needed = 0.0
         self._lock = threading.Lock()
+
+    @contextmanager
+    def kept(self, size: float) -> Iterator[float]:
+        """Add bytes that are needed, and yield the sum. They are given back if what needs them fails."""
+        needed = self.take(size)
+        try:
+            yield needed
+        except BaseException:
+            self.give_back(size)
+            raise
 
     def take(self, size: float) -> float:
         """Add bytes that are needed, and return the sum."""

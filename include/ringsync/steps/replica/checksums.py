@@ -1,13 +1,15 @@
 """The comparison of sources and replicas of several tables in Spark's tasks (docs/replica.md).
 
-One job sums up both sides of all tables: a task reads pieces of them, and returns only their sums. Another compares, in
-memory, the rows of small tables whose sums differ. An error ends a piece, and its table; the others are done.
+One job sums up both sides of all tables: a task reads pieces of them, and tells the driver the sums of each as it ends.
+If a worker dies, and with it the job, only what had not ended is read again. Another job compares, in memory, the rows
+of small tables whose sums differ; what does not fit is left to Spark. An error ends a piece, and its table; the others
+are done.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,16 +19,17 @@ import pyarrow as pa
 
 from ringsync.cluster.control import ControlAddress, ControlClient, ControlServer, DriverGoneError
 from ringsync.cluster.limits import Permits
+from ringsync.compiled.arrow import Integers
 from ringsync.config import Config
 from ringsync.images.live import selected_rows, shown_rows
-from ringsync.replica.checksum import check_boundaries, partial_checksums, sum_up
+from ringsync.replica.checksum import CHECKSUM_FIELDS, check_boundaries, partial_checksums, sum_up
 from ringsync.replica.compare import compare_rows
 from ringsync.replica.lookup import images_between
 from ringsync.ring.splits import Split
 from ringsync.sources.cassandra_table import read_split
 from ringsync.sources.scan.plan import ScanPlan, within
 from ringsync.steps.application import Application, TaskFailedError, driver_host, task_failure
-from ringsync.steps.tables import at_once, together
+from ringsync.steps.tables import at_once, halved, together
 from ringsync.wiring import cluster_limits
 
 if TYPE_CHECKING:
@@ -36,6 +39,10 @@ ROWS_OF_A_TASK = 100_000
 """About how many of the replica's rows a piece has; whoever reads it opens both tables of the replica."""
 CHANGES_OF_A_TASK = 32 << 20
 """About how many bytes of the table of changes a task has in memory."""
+SUMS = pa.schema([(name, pa.int64()) for name in ("range", *CHECKSUM_FIELDS)])
+"""What a task tells of a piece."""
+BYTES_OF_A_SIDE = 128 << 20
+"""Most bytes of rows of a side that a task compares in memory: it needs a few times as much."""
 
 Side = Literal["source", "replica"]
 
@@ -56,12 +63,14 @@ class Sides:
 class Piece:
     """A piece of one side.
 
-    :ivar number: the table's place among those of the job
+    :ivar number: the table's place among those that are compared
+    :ivar place: the piece's place among those of the table
     :ivar plan: without splits
     :ivar part: a split of the source; or the replica, and the tokens (start, end] to read of it
     """
 
     number: int
+    place: int
     plan: ScanPlan
     part: Split | tuple[ReplicaState, int, int]
 
@@ -91,21 +100,23 @@ class ChecksumTask:
     control: ControlAddress
     edges: tuple[int, ...]
 
-    def __call__(self, groups: Iterable[Sequence[Piece]]) -> Iterator[tuple[int, Side, Any]]:
+    def __call__(self, groups: Iterable[Sequence[Piece]]) -> None:
         for group in groups:
-            yield from at_once(self._sums, group)
+            for _ in at_once(self.sum_up, group):
+                pass
 
-    def _sums(self, piece: Piece) -> tuple[int, Side, Any]:
-        """Return a piece's table and side, and the sums or :func:`ringsync.steps.application.task_failure`."""
-        try:
-            with ControlClient(self.control) as permits:
-                rows = piece.rows(self.config, permits)
-                sums = partial_checksums(rows, piece.plan.table, np.array(self.edges, np.int64))
-            return piece.number, piece.side, sums
-        except DriverGoneError:
-            raise
-        except Exception as error:
-            return piece.number, piece.side, task_failure(error)
+    def sum_up(self, piece: Piece) -> None:
+        """Tell the driver the sums of a piece, or :func:`ringsync.steps.application.task_failure`."""
+        with ControlClient(self.control) as driver:
+            told: dict[str, Any] = {"table": piece.number, "place": piece.place, "side": piece.side}
+            try:
+                rows = piece.rows(self.config, driver)
+                told["sums"] = partial_checksums(rows, piece.plan.table, np.array(self.edges, np.int64)).to_pydict()
+            except DriverGoneError:
+                raise
+            except Exception as error:
+                told["failure"] = task_failure(error)
+            driver.call("ended", **told)
 
 
 @dataclass(frozen=True)
@@ -123,30 +134,42 @@ class SmallTable:
     limit: int
 
 
+class TooLargeError(Exception):
+    """The rows of a side do not fit into memory, though they are few."""
+
+
 @dataclass(frozen=True)
 class RowsTask:
-    """Compares the rows of small tables in memory."""
+    """Compares the rows of small tables in memory.
+
+    :ivar most_bytes: of the rows of a side
+    """
 
     config: Config
     control: ControlAddress
+    most_bytes: int
 
     def __call__(self, groups: Iterable[Sequence[SmallTable]]) -> Iterator[tuple[int, Any]]:
         for group in groups:
             yield from at_once(self._compare, group)
 
     def _compare(self, small: SmallTable) -> tuple[int, Any]:
-        """Return the table's number, and the lines of :func:`compare_rows` or what :func:`task_failure` says."""
+        """Return the table's number, and the lines of :func:`compare_rows` or what :func:`task_failure` says; None: its
+        rows are too large."""
         plan, seen = small.sides.plan, small.sides.seen
-        whole = (seen, small.ranges[0][0], small.ranges[-1][1])
+        whole = Piece(0, 0, plan, (seen, small.ranges[0][0], small.ranges[-1][1]))
         try:
             with ControlClient(self.control) as permits:
-                parts = [Piece(0, plan, split) for split in within(plan, small.ranges).splits]
+                parts = [Piece(0, 0, plan, split) for split in within(plan, small.ranges).splits]
                 source = itertools.chain.from_iterable(part.rows(self.config, permits) for part in parts)
-                replica = (inside(rows, small.ranges) for rows in Piece(0, plan, whole).rows(self.config, permits))
-                lines = compare_rows(source, replica, plan.table, changed_after_us=seen.as_of_us, limit=small.limit)
+                replica = (inside(rows, small.ranges) for rows in whole.rows(self.config, permits))
+                there, here = (at_most(self.most_bytes, side) for side in (source, replica))
+                lines = compare_rows(there, here, plan.table, changed_after_us=seen.as_of_us, limit=small.limit)
             return small.number, lines
         except DriverGoneError:
             raise
+        except TooLargeError:
+            return small.number, None
         except Exception as error:
             return small.number, task_failure(error)
 
@@ -159,11 +182,27 @@ def inside(rows: pa.RecordBatch, ranges: Sequence[tuple[int, int]]) -> pa.Record
     return rows.filter(pa.array((place >= 0) & (tokens <= ends[np.maximum(place, 0)])))
 
 
-def is_small(sides: Sides) -> bool:
-    """Tell whether the rows of a table fit into a task's memory."""
+def at_most(size: int, rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield rows.
+
+    :param size: most bytes of all of them
+    :raises TooLargeError: they are more
+    """
+    for batch in rows:
+        size -= batch.nbytes
+        if size < 0:
+            raise TooLargeError
+        yield batch
+
+
+def is_small(sides: Sides, source_rows: int) -> bool:
+    """Tell whether the rows of a table are few enough for a task's memory, on both sides: one may have lost its own.
+
+    :param source_rows: rows of the source, by its checksums
+    """
     seen = sides.seen
     rows, size = seen.base_rows + seen.changed_rows, seen.base_bytes + seen.changed_bytes
-    return rows <= ROWS_OF_A_TASK and size <= CHANGES_OF_A_TASK
+    return max(rows, source_rows) <= ROWS_OF_A_TASK and size <= CHANGES_OF_A_TASK
 
 
 def compared_rows(context: Any, application: Application, run: str, tables: Sequence[SmallTable]) -> dict[int, Any]:
@@ -172,53 +211,69 @@ def compared_rows(context: Any, application: Application, run: str, tables: Sequ
     :param context: Spark's
     :param run: unique name among the readers of the cluster
     :returns: by the tables' numbers, the lines of :func:`ringsync.replica.compare.compare_rows`, or why a side could
-        not be read (:class:`ringsync.steps.application.TaskFailedError`)
+        not be read (:class:`ringsync.steps.application.TaskFailedError`); None: its rows are too large for this
     """
     if not tables:
         return {}
     with ControlServer(host=driver_host(context)) as control:
         control.watch_limits(application.store, run, cluster_limits(application.config))
-        task = RowsTask(application.config, control.address)
+        task = RowsTask(application.config, control.address, BYTES_OF_A_SIDE)
         sized = [(float(one.sides.seen.base_bytes + one.sides.seen.changed_bytes), one) for one in tables]
         groups = together(sized, context.defaultParallelism, large_first=False)
         found = context.parallelize(groups, len(groups)).mapPartitions(task).collect()
-    return {
-        number: result if isinstance(result, pa.RecordBatch) else TaskFailedError(**result) for number, result in found
-    }
+    return {number: TaskFailedError(**result) if isinstance(result, dict) else result for number, result in found}
 
 
 def checksums(
-    context: Any, application: Application, run: str, tables: Sequence[Sides], edges: Sequence[int]
-) -> list[tuple[pa.Table, pa.Table] | TaskFailedError]:
-    """Sum up both sides of some tables by token range.
+    context: Any,
+    application: Application,
+    run: str,
+    tables: Sequence[Sides],
+    edges: Sequence[int],
+    is_over: Callable[[], bool] = lambda: False,
+) -> list[tuple[pa.Table, pa.Table] | Exception]:
+    """Sum up both sides of some tables by token range. Each piece is read until it has ended, and never again.
 
     :param context: Spark's
     :param run: unique name among the readers of the cluster
     :param edges: tokens in rising order; range ``i`` is (edges[i], edges[i + 1]]
+    :param is_over: whether Spark has ended
     :returns: the sums of source and replica of each table (:func:`ringsync.replica.checksum.sum_up`), or why one of
-        them could not be read
+        them could not be read (:class:`ringsync.steps.application.TaskFailedError`), or the Spark job for it alone
     """
-    config, parallelism = application.config, context.defaultParallelism
+    config, parallelism, bounds = application.config, context.defaultParallelism, check_boundaries(edges)
     least = max(1, parallelism // len(tables))
-    sized = [one for number, sides in enumerate(tables) for one in pieces(number, sides, edges, least)]
-    with ControlServer(host=driver_host(context)) as control:
+    sized = [[*pieces(number, sides, edges, least)] for number, sides in enumerate(tables)]
+    ended: dict[tuple[int, int], dict[str, Any]] = {}
+
+    def end(message: dict[str, Any]) -> dict[str, Any]:
+        ended.setdefault((message["table"], message["place"]), message)
+        return {}
+
+    def read(numbers: Sequence[int]) -> list[tuple[pa.Table, pa.Table] | Exception]:
+        left = [one for number in numbers for one in sized[number] if (number, one[1].place) not in ended]
+        if left:
+            groups = together(left, parallelism, large_first=False)
+            context.parallelize(groups, len(groups)).foreachPartition(task)
+        return [_sums_of([ended[number, piece.place] for _, piece in sized[number]], bounds) for number in numbers]
+
+    with ControlServer(host=driver_host(context), handlers={"ended": end}) as control:
         control.watch_limits(application.store, run, cluster_limits(config))
         task = ChecksumTask(config, control.address, tuple(edges))
-        groups = together(sized, parallelism, large_first=False)
-        found = context.parallelize(groups, len(groups)).mapPartitions(task).collect()
-    sums: list[dict[str, list[pa.RecordBatch]]] = [{"source": [], "replica": []} for _ in tables]
-    failures: dict[int, TaskFailedError] = {}
-    for number, side, result in found:
-        if isinstance(result, pa.RecordBatch):
-            sums[number][side].append(result)
-        else:
-            failures.setdefault(number, TaskFailedError(**result))
-    bounds = check_boundaries(edges)
-    return [
-        failures.get(number)
-        or (sum_up(pa.Table.from_batches(of["source"]), bounds), sum_up(pa.Table.from_batches(of["replica"]), bounds))
-        for number, of in enumerate(sums)
-    ]
+        return halved(read, range(len(tables)), is_over)
+
+
+def _sums_of(told: Sequence[dict[str, Any]], bounds: Integers) -> tuple[pa.Table, pa.Table] | Exception:
+    """Add up what was told of all pieces of a table."""
+    for message in told:
+        if "failure" in message:
+            return TaskFailedError(**message["failure"])
+
+    def of(side: Side) -> pa.Table:
+        batches = [pa.RecordBatch.from_pydict(one["sums"], SUMS) for one in told if one["side"] == side]
+        return sum_up(pa.Table.from_batches(batches, SUMS), bounds)
+
+    return of("source"), of("replica")
 
 
 def pieces(number: int, sides: Sides, edges: Sequence[int], least: int) -> Iterator[tuple[float, Piece]]:
@@ -227,11 +282,11 @@ def pieces(number: int, sides: Sides, edges: Sequence[int], least: int) -> Itera
     :param least: least number of pieces of the replica
     """
     plan, seen = replace(sides.plan, splits=()), sides.seen
-    size = seen.base_bytes + seen.changed_bytes
-    for split in sides.plan.splits:
-        yield size / len(sides.plan.splits), Piece(number, plan, split)
+    size, splits = seen.base_bytes + seen.changed_bytes, sides.plan.splits
+    for place, split in enumerate(splits):
+        yield size / len(splits), Piece(number, place, plan, split)
     wanted = (seen.base_rows + seen.changed_rows) // ROWS_OF_A_TASK, seen.changed_bytes // CHANGES_OF_A_TASK
     count = min(max(least, *wanted), len(edges) - 1)
     ends = [edges[(len(edges) - 1) * piece // count] for piece in range(count + 1)]
-    for start, end in itertools.pairwise(ends):
-        yield size / count, Piece(number, plan, (seen, start, end))
+    for place, (start, end) in enumerate(itertools.pairwise(ends), len(splits)):
+        yield size / count, Piece(number, place, plan, (seen, start, end))

@@ -187,21 +187,25 @@ def compare_tables(
     context, run = spark.sparkContext, f"verify-{application.run}"
     edges, limit = boundaries(application.config), application.config.verify.max_listed_differences
 
-    def summed(some: Sequence[Verified]) -> Sequence[Any]:
-        return checksums(context, application, run, [verified.sides for verified in some], edges)
-
     def compared(some: Sequence[SmallTable]) -> Sequence[Any]:
         found = compared_rows(context, application, run, some)
         return [found[one.number] for one in some]
 
     is_gone = partial(spark_is_gone, context)
-    sums: list[Any] = halved(summed, opened, is_gone)
+    sums: list[Any] = checksums(context, application, run, [one.sides for one in opened], edges, is_gone)
     small = [
         SmallTable(number, verified.sides, ranges, limit)
         for number, (verified, of) in enumerate(zip(opened, sums, strict=True))
-        if isinstance(of, tuple) and is_small(verified.sides) and (ranges := differing_ranges(of[0], of[1], edges))
+        if isinstance(of, tuple)
+        and is_small(verified.sides, sum(of[0]["rows"].to_pylist()))
+        and (ranges := differing_ranges(of[0], of[1], edges))
     ]
-    lines = dict(zip((one.number for one in small), halved(compared, small, is_gone), strict=True))
+    # A failure of the job, maybe for want of memory, is none of the table: Spark compares what does not fit.
+    lines = {
+        one.number: found
+        for one, found in zip(small, halved(compared, small, is_gone), strict=True)
+        if isinstance(found, TaskFailedError) or not isinstance(found, Exception)
+    }
     for number, verified in enumerate(opened):
         name = verified.table.keyspace, verified.table.name
         try:
@@ -228,7 +232,7 @@ def compare_table(
 
     :param sums: pair of the checksums of source and replica
     :param lines: what the comparison of the rows has found (:func:`ringsync.replica.compare.compare_rows`); None: the
-        table is not small, and Spark compares them, or there is nothing to compare
+        rows do not fit into a task's memory, and Spark compares them, or there is nothing to compare
     """
     from ringsync.replica.base import replica_folder
     from ringsync.replica.changes import check_base, outdate_merges
@@ -291,7 +295,7 @@ def compare_table(
         outdate_merges(store, table, int(clock() * 1000))
         now = state_of(application, table)
         (again,) = checksums(spark.sparkContext, application, f"verify-{application.run}", [Sides(plan, now)], edges)
-        if isinstance(again, TaskFailedError):
+        if isinstance(again, Exception):
             raise again
         found = compare(now, again)
         report = {
