@@ -275,7 +275,7 @@ def snapshots_to_read(store: ObjectStore, plan: BootstrapPlan) -> tuple[Snapshot
 
     :raises StepError: there are too few; the message names the nodes, their queues and the reasons
     """
-    about = _snapshots_of(store, plan)
+    about = snapshots_of(store, plan)
     level, ranges = plan.scan.consistency_level, plan.scan.selection.ranges
     asked = asked_hosts(about.ring, level, ranges)
     found = [one for host in asked if (one := get_manifest(store, plan.bootstrap.id, host.id)) is not None]
@@ -288,7 +288,11 @@ def snapshots_to_read(store: ObjectStore, plan: BootstrapPlan) -> tuple[Snapshot
     return about, found
 
 
-def _snapshots_of(store: ObjectStore, plan: BootstrapPlan) -> SnapshotsOf:
+def snapshots_of(store: ObjectStore, plan: BootstrapPlan) -> SnapshotsOf:
+    """Read whose snapshots a bootstrap has.
+
+    :raises StepError: it has none
+    """
     about = get_snapshots_of(store, plan.bootstrap.id)
     if about is None:
         raise StepError(
