@@ -8,9 +8,12 @@ from random import Random
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
+from ringsync.cql.murmur3 import tokens
 from ringsync.formats.sstable.names import DATA, Descriptor
+from ringsync.formats.sstable.source import LocalSource
 from ringsync.formats.sstable.sstables import SSTable
 from ringsync.ledger.snapshots import NodeSnapshot, SnapshotsOf, StoredSSTable, keep_snapshots_of, put_manifest
 from ringsync.ring.consistency import cut_at_replicas
@@ -27,6 +30,7 @@ from tests.steps.test_range_writer import RecordedControl
 
 BOOTSTRAP = "20261125T101500Z-0000000a"
 KEYS = 600
+TOKENS = tokens(pa.array([int32(key) for key in range(KEYS)], pa.binary())).tolist()
 CHUNK = 65536
 """Bytes that one checksum covers."""
 RANDOM = Random(1)
@@ -55,19 +59,23 @@ def store(tmp_path: Path) -> LocalStore:
     """A store with snapshots of all nodes; each has two SSTables with all rows, also those that it does not hold."""
     store = LocalStore(tmp_path / "store")
     keep_snapshots_of(store, SnapshotsOf(BOOTSTRAP, TABLE.keyspace, TABLE.name, RING, {}))
-    stats = statistics("Int32Type", ["UTF8Type"], [("v", "UTF8Type")])
     for host in HOSTS:
-        folder = tmp_path / host.id
-        stored = []
-        for number in (1, 2):
-            keys = {int32(key): [row(b"\0" + sized(b"c"), [sized(b"x" * 2000)], number)] for key in range(KEYS)}
-            made = sstable({key: partition(key, rows) for key, rows in keys.items()}, stats, number, folder.as_posix())
-            folder.mkdir(exist_ok=True)
-            for component, content in made.files.items():
-                Path(made.descriptor.path(component)).write_bytes(content)
-            stored.append(StoredSSTable(made.descriptor, {name: len(some) for name, some in made.files.items()}))
-        put_manifest(store, BOOTSTRAP, NodeSnapshot(host.id, "", 1, tuple(stored)))
+        put(store, tmp_path / host.id, [int32(key) for key in range(KEYS)])
     return store
+
+
+def put(store: LocalStore, folder: Path, keys: list[bytes]) -> None:
+    """Put the snapshot of a node: two SSTables with all of some partitions."""
+    folder.mkdir(exist_ok=True)
+    stored = []
+    for number in (1, 2):
+        rows = {key: [row(b"\0" + sized(b"c"), [sized(b"x" * 2000)], number)] for key in keys}
+        stats = statistics("Int32Type", ["UTF8Type"], [("v", "UTF8Type")])
+        made = sstable({key: partition(key, some) for key, some in rows.items()}, stats, number, folder.as_posix())
+        for component, content in made.files.items():
+            Path(made.descriptor.path(component)).write_bytes(content)
+        stored.append(StoredSSTable(made.descriptor, {name: len(some) for name, some in made.files.items()}))
+    put_manifest(store, BOOTSTRAP, NodeSnapshot(folder.name, "", 1, tuple(stored)))
 
 
 class Files:
@@ -163,26 +171,41 @@ def test_what_is_left_is_read_by_few_tasks(store: LocalStore) -> None:
 
 def test_a_node_without_a_snapshot_and_rows_that_a_node_does_not_hold_do_not_count(store: LocalStore) -> None:
     store.delete(f"snapshots/{BOOTSTRAP}/{HOSTS[0].id}.json")
-    found = cut(store, WHOLE, 3)
+    found, opener = cut(store, WHOLE, 3), Opener(TABLE)
     for task in found:
         for split in task.splits:
             for _, descriptor, part in split.parts:
                 node = Path(descriptor.folder).name
                 assert node != HOSTS[0].id
-                for piece in cut_at_replicas(RING, [part.tokens], IDS):
-                    assert node in holders(piece)
+                index = opener.open(LocalSource(descriptor)).partitions
+                held = (index.positions >= part.first) & (index.positions < part.end)
+                assert held.any()
+                assert all(node in holders(token) for token in index.lowest[held].tolist())
     assert sum(rows for _, _, rows in scanned(store, found).commits) == KEYS
 
 
-def holders(piece: TokenRange) -> set[str]:
-    """The nodes that hold a range, found by going around the ring."""
+def holders(token: int) -> set[str]:
+    """The nodes that hold a token, found by going around the ring."""
     owners = RING.owners
-    first = next((at for at, (token, _) in enumerate(owners) if token >= piece.end), 0)
+    first = next((at for at, (end, _) in enumerate(owners) if end >= token), 0)
     found: dict[str, Host] = {}
     for at in range(len(owners)):
         host = owners[(first + at) % len(owners)][1]
         found.setdefault(host.rack, host)
     return {host.id for host in found.values()}
+
+
+def test_ranges_between_which_an_sstable_has_nothing_are_one_part(store: LocalStore, tmp_path: Path) -> None:
+    """As in any SSTable of a node that has not given tokens away: one read, and one stream to merge."""
+    keys = [int32(key) for key in range(KEYS)]
+    held = {
+        host.id: [key for key, token in zip(keys, TOKENS, strict=True) if host.id in holders(token)] for host in HOSTS
+    }
+    for node, own in held.items():
+        put(store, tmp_path / node, own)
+    tasks = cut(store, WHOLE, 4)
+    assert [task.count for task in tasks] == [2 * len(HOSTS)] * 4
+    assert sum(rows for _, _, rows in scanned(store, tasks).commits) == KEYS
 
 
 def test_damage_costs_only_the_range_of_its_replicas(store: LocalStore) -> None:

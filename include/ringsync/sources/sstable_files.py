@@ -217,8 +217,8 @@ def _named(schema: Schema) -> str:
 class SSTableSplit:
     """A token range that is read at once.
 
-    :ivar parts: parts of SSTables: URL of the store (empty: a local path), SSTable, and where the partitions are; each
-        is of those tokens of the range that are read of its SSTable
+    :ivar parts: parts of SSTables: URL of the store (empty: a local path), SSTable, and where the partitions are; they
+        have those tokens of the range only that are read of their SSTable
     """
 
     tokens: TokenRange
@@ -322,7 +322,7 @@ def split_groups(
 
         def parts_of(table: OutlinedSSTable, pieces: Sequence[tuple[int, TokenRange]] = pieces) -> list[_Numbered]:
             sstable = replace(table.sstable)  # the index goes with this one
-            return [(number, part) for number, tokens in pieces for part in sstable.parts(tokens)]
+            return _joined((number, part) for number, tokens in pieces for part in sstable.parts(tokens))
 
         with ThreadPoolExecutor(_READ_AT_ONCE) as pool:
             for table, found in zip(tables, pool.map(parts_of, tables), strict=True):
@@ -334,6 +334,23 @@ def split_groups(
 
 
 _Numbered = tuple[int, Part]
+
+
+def _joined(parts: Iterable[_Numbered]) -> list[_Numbered]:
+    """Join parts of one SSTable and split between which it has no partitions: a node has few that it does not hold.
+
+    With vnodes these would be thousands of parts, each of which costs a read from the store and a step of the merge.
+    """
+    joined: list[_Numbered] = []
+    for number, part in parts:
+        if joined:
+            last, before = joined[-1]
+            if last == number and before.end == part.first and before.is_exact and part.is_exact:
+                tokens = TokenRange(before.tokens.start, part.tokens.end)
+                joined[-1] = number, Part(tokens, before.first, part.end, is_exact=True)
+                continue
+        joined.append((number, part))
+    return joined
 
 
 def _cuts(groups: Sequence[SSTableGroup], least: int, most: int | None) -> list[int]:
