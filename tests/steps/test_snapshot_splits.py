@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections import Counter
 from pathlib import Path
 from random import Random
@@ -21,9 +23,11 @@ from ringsync.ring.ring import Host, Replication, RingSnapshot
 from ringsync.ring.tokens import WHOLE_RING, TokenRange, TokenSet, subtract, union
 from ringsync.sources import sstable_files
 from ringsync.sources.sstable_files import Opener
+from ringsync.steps.bootstrap import scan, snapshot_splits
 from ringsync.steps.bootstrap.rows_of_split import SnapshotRows
 from ringsync.steps.bootstrap.snapshot_splits import cut_snapshots
 from ringsync.steps.bootstrap.task import RangeWriter, write_split
+from ringsync.steps.tables import Outcome
 from ringsync.storage.local import LocalStore
 from tests.formats.sstable.maker import TABLE_ID, int32, partition, row, sized, sstable, statistics, table_of
 from tests.steps.test_range_writer import RecordedControl
@@ -235,3 +239,49 @@ def test_damage_costs_only_the_range_of_its_replicas(store: LocalStore) -> None:
     control = scanned(store, cut(store, left))
     assert union(tokens for tokens, _, _ in control.commits) == left
     assert rows + sum(count for _, _, count in control.commits) == KEYS
+
+
+def test_the_driver_keeps_nothing_of_the_sstables(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of hundreds of tables and nodes do not fit into it."""
+    kept: list[weakref.ref[Any]] = []
+
+    def watched(sstables: Any) -> Any:
+        found = sstable_files.outlined(sstables)
+        kept.extend(weakref.ref(one) for some in (sstables, found) for one in some)
+        return found
+
+    monkeypatch.setattr(snapshot_splits, "outlined", watched)
+    found = cut(store, WHOLE, 4)
+    gc.collect()
+    assert len(found) == 4
+    assert len(kept) == 4 * len(HOSTS)
+    assert not any(one() for one in kept)
+
+
+@pytest.mark.parametrize(("most", "planned"), [(10**6, 20), (240, 8), (241, 16)])
+def test_a_wave_has_no_more_tables_than_the_driver_can_hold(
+    monkeypatch: pytest.MonkeyPatch, most: int, planned: int
+) -> None:
+    def plan_pieces(_: Any, __: int, one: Any, *rest: Any) -> tuple[list[Any], float]:
+        if one.name[1] == "t3":
+            raise OSError("its index is gone")
+        return [SimpleNamespace(name="0", split=SimpleNamespace(count=30 if one.name[1] != "t2" else 60))], 10.0
+
+    monkeypatch.setattr(scan, "MOST_IN_A_WAVE", most)
+    monkeypatch.setattr(scan, "plan_pieces", plan_pieces)
+    failed: list[str] = []
+
+    def table(number: int) -> Any:
+        name = "k", f"t{number}"
+        collector = SimpleNamespace(failed={}, begin=list, fail=lambda: failed.append(name[1]))
+        return SimpleNamespace(name=name, collector=collector)
+
+    this: Any = SimpleNamespace(
+        application=SimpleNamespace(run="r", config=SimpleNamespace(scan=SimpleNamespace(min_splits=4)))
+    )
+    tables, outcome = [table(number) for number in range(20)], Outcome()
+    begun, sized = scan._plan(this, 0, tables, {one.name: WHOLE for one in tables}, 2, outcome)
+    assert begun == tables[:planned]
+    assert len(sized) == planned - 1
+    assert failed == ["t3"]
+    assert list(outcome.failures) == ["k.t3"]
