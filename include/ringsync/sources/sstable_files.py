@@ -322,18 +322,20 @@ def split_groups(
             tasks.setdefault(bisect_left(cuts, end), []).append(TokenRange(start, end))
     splits = [tokens for number in sorted(tasks) for tokens in tasks[number]]
     parts: list[list[tuple[str, Descriptor, Part]]] = [[] for _ in splits]
+    reads: list[tuple[OutlinedSSTable, list[tuple[int, TokenRange]]]] = []
     for tables, wanted in groups:
         pieces = [(number, tokens) for _, number, tokens in overlaps(wanted, splits)]
+        reads += [(table, pieces) for table in tables]
 
-        def parts_of(table: OutlinedSSTable, pieces: Sequence[tuple[int, TokenRange]] = pieces) -> list[_Numbered]:
-            sstable = replace(table.sstable)  # the index goes with this one
-            return _joined((number, part) for number, tokens in pieces for part in sstable.parts(tokens))
+    def parts_of(read: tuple[OutlinedSSTable, list[tuple[int, TokenRange]]]) -> list[_Numbered]:
+        sstable = replace(read[0].sstable)  # the index goes with this one
+        return _joined((number, part) for number, tokens in read[1] for part in sstable.parts(tokens))
 
-        with ThreadPoolExecutor(_READ_AT_ONCE) as pool:
-            for table, found in zip(tables, pool.map(parts_of, tables), strict=True):
-                source = table.sstable.source
-                for number, part in found:
-                    parts[number].append((url_of(source), source.descriptor, part))
+    with ThreadPoolExecutor(_READ_AT_ONCE) as pool:
+        for (table, _), found in zip(reads, pool.map(parts_of, reads), strict=True):
+            source = table.sstable.source
+            for number, part in found:
+                parts[number].append((url_of(source), source.descriptor, part))
     made = (SSTableSplit(tokens, tuple(some)) for tokens, some in zip(splits, parts, strict=True))
     return [tuple(itertools.islice(made, len(tasks[number]))) for number in sorted(tasks)]
 
