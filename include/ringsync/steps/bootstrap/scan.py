@@ -46,8 +46,7 @@ from ringsync.steps.bootstrap.plan import SSTABLE, BootstrapPlan, plans_to_follo
 from ringsync.steps.bootstrap.prepare import begin_pass, check_not_cancelled, check_scanning, say, wait_until_free
 from ringsync.steps.bootstrap.publish import describe_published, publish
 from ringsync.steps.bootstrap.rows_of_split import RowsOfSplit, SelectedRows
-from ringsync.steps.bootstrap.snapshot import snapshots_of
-from ringsync.steps.bootstrap.snapshot_splits import cut_snapshots
+from ringsync.steps.bootstrap.snapshot_splits import check_ring, cut_snapshots
 from ringsync.steps.bootstrap.task import BootstrapTask, Piece, TableTask
 from ringsync.steps.passes.follow_ups import put_schemas
 from ringsync.steps.sync_plan import sync_table
@@ -189,25 +188,11 @@ def open_table(this: Run, plan: BootstrapPlan) -> TableScan:
     task = in_snapshots = None
     if collector.left and latest.state != COMPLETED:
         if plan.mode == SSTABLE:
-            check_snapshot_ring(this, plan)
+            check_ring(store, plan, this.shared.ring(plan.scan.table.keyspace, time.monotonic()))
             in_snapshots = as_recorded(store, this.shared.table(plan.scan.table.keyspace, plan.scan.table.name))
         schemas = put_schemas(store, config, sync_table(store, config, plan.scan.table), plan.topic)
         task = TableTask(plan, ledger.attempt, pass_folder(begin), schemas)
     return TableScan(plan, latest, begin, collector, task, plan.scan.ring_digest, in_snapshots)
-
-
-def check_snapshot_ring(this: Run, plan: BootstrapPlan) -> None:
-    """Check that the nodes hold the tokens that they held when their snapshots were taken.
-
-    :raises StepError: they do not: a node may have cleaned up what it has given away before its snapshot was taken; or
-        there are no snapshots
-    """
-    table, ring = plan.scan.table, snapshots_of(this.application.store, plan).ring
-    if this.shared.ring(table.keyspace, time.monotonic()).digest != ring.digest:
-        raise StepError(
-            f"nodes have joined or left since the snapshots of {table.full_name} were begun, so they may lack rows: "
-            "begin again with restart, once the ring has settled"
-        )
 
 
 class Publisher:

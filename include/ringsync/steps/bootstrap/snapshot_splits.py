@@ -26,11 +26,25 @@ from ringsync.sources.sstable_files import Opener, OutlinedSSTable, Task, outlin
 from ringsync.steps.application import StepError
 from ringsync.steps.bootstrap.plan import BootstrapPlan
 from ringsync.steps.bootstrap.rows_of_split import SnapshotRows
-from ringsync.steps.bootstrap.snapshot import snapshots_to_read
+from ringsync.steps.bootstrap.snapshot import snapshots_of, snapshots_to_read
 from ringsync.steps.bootstrap.snapshot_files import source_of
 from ringsync.storage.port import ObjectStore
 
 OPENED_AT_ONCE = 8
+
+
+def check_ring(store: ObjectStore, plan: BootstrapPlan, now: RingSnapshot) -> None:
+    """Check that the nodes hold the tokens that they held when their snapshots were taken.
+
+    :param now: the present ring
+    :raises StepError: they do not: a node may have cleaned up what it has given away before its snapshot was taken; or
+        there are no snapshots
+    """
+    if now.digest != snapshots_of(store, plan).ring.digest:
+        raise StepError(
+            f"nodes have joined or left since the snapshots of {plan.scan.table.full_name} were begun, so they may "
+            "lack rows: begin again with restart, once the ring has settled"
+        )
 
 
 def cut_snapshots(
