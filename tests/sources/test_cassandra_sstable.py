@@ -134,5 +134,5 @@ def test_a_store_is_read_like_a_folder(folder: Path, table_name: str, tmp_path: 
     parts = [(sstable, part) for sstable in sstables for part in sstable.parts(WHOLE_RING)]
     found = [images_of_part(part, table, "raw") for part in merged_rows(parts, table, lambda loss: None)]
     assert sorted(pa.Table.from_batches(found).to_pylist(), key=repr) == images(table_name)
-    (split,) = split_tables(sstables, [WHOLE_RING])
+    (split,) = split_tables(sstables)
     assert {url for url, _, _ in split.parts} == {store.url}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 
 from ringsync.ring.ring import Host, RingError, RingSnapshot, replicas
-from ringsync.ring.tokens import TokenRange, TokenSet, intersection, union
+from ringsync.ring.tokens import TokenRange, TokenSet, overlaps, union
 
 _FIXED = {"ONE": 1, "TWO": 2, "THREE": 3, "LOCAL_ONE": 1}
 
@@ -43,10 +43,10 @@ def lacking_hosts(
     return tuple(found[identity] for identity in sorted(found))
 
 
-def _replicas(ring: RingSnapshot, ranges: Iterable[TokenRange]) -> list[tuple[TokenSet, tuple[Host, ...]]]:
-    wanted = tuple(ranges)
-    found = [(intersection([part], wanted), hosts) for part, hosts in replicas(ring)]
-    return [(tokens, hosts) for tokens, hosts in found if tokens]
+def _replicas(ring: RingSnapshot, ranges: Iterable[TokenRange]) -> list[tuple[TokenRange, tuple[Host, ...]]]:
+    """List the tokens as ranges without wrap, each with the hosts that hold it."""
+    held = [(part, hosts) for token_range, hosts in replicas(ring) for part in token_range.unwrap()]
+    return [(tokens, held[number][1]) for number, _, tokens in overlaps([part for part, _ in held], union(ranges))]
 
 
 def _asked(hosts: Sequence[Host], level: str) -> list[Host]:
@@ -65,15 +65,31 @@ def _needed(hosts: Sequence[Host], level: str) -> list[tuple[list[Host], int]]:
     return [(asked, len(asked) if level == "ALL" else _FIXED[level])]
 
 
-def by_replicas(
-    ring: RingSnapshot, ranges: Iterable[TokenRange], there: Collection[str]
-) -> list[tuple[tuple[str, ...], TokenSet]]:
-    """Group tokens by the nodes that hold them.
+def held_by(ring: RingSnapshot, ranges: Iterable[TokenRange], there: Collection[str]) -> dict[str, TokenSet]:
+    """Find the tokens that each node holds.
 
     :param there: ids of the nodes that count
-    :returns: ids of nodes, sorted, and the tokens that just these nodes hold, as the fewest ranges
+    :returns: by id, of the nodes that hold any of these tokens
     """
-    groups: dict[tuple[str, ...], list[TokenRange]] = {}
+    held: dict[str, list[TokenRange]] = {}
     for tokens, hosts in _replicas(ring, ranges):
-        groups.setdefault(tuple(sorted(host.id for host in hosts if host.id in there)), []).extend(tokens)
-    return [(nodes, union(tokens)) for nodes, tokens in groups.items()]
+        for host in hosts:
+            if host.id in there:
+                held.setdefault(host.id, []).append(tokens)
+    return {node: union(parts) for node, parts in held.items()}
+
+
+def cut_at_replicas(ring: RingSnapshot, ranges: Iterable[TokenRange], there: Collection[str]) -> list[TokenRange]:
+    """Cut tokens where the nodes change that hold them.
+
+    :param there: ids of the nodes that count
+    :returns: ranges without wrap, in token order
+    """
+    cut: list[tuple[TokenRange, set[str]]] = []
+    for tokens, hosts in sorted(_replicas(ring, ranges), key=lambda one: one[0]):
+        nodes = {host.id for host in hosts if host.id in there}
+        if cut and cut[-1][0].end == tokens.start and cut[-1][1] == nodes:
+            cut[-1] = TokenRange(cut[-1][0].start, tokens.end), nodes
+        else:
+            cut.append((tokens, nodes))
+    return [tokens for tokens, _ in cut]

@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import pairwise
 
 from ringsync.ring.tokens import TokenRange
@@ -121,8 +121,11 @@ def token_ranges(ring: RingSnapshot) -> tuple[TokenRange, ...]:
     return tuple(TokenRange(start, end) for start, end in zip([tokens[-1], *tokens[:-1]], tokens, strict=True))
 
 
+@lru_cache(maxsize=8)
 def replicas(ring: RingSnapshot) -> tuple[tuple[TokenRange, tuple[Host, ...]], ...]:
     """List the token ranges, each with the hosts that hold it, its owner first.
+
+    A ring with many tokens takes a second, and hundreds of tables have the same one: so the last ones are remembered.
 
     :raises RingError: the replication strategy is unknown, no node holds the keyspace, or the ring is broken
     """

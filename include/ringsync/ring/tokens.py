@@ -6,7 +6,8 @@ cover, never by the bounds of ranges. So the work of one run also counts for a r
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 MIN_TOKEN = -(2**63)
@@ -100,17 +101,22 @@ def union(ranges: Iterable[TokenRange]) -> TokenSet:
 
 def intersection(ranges: Iterable[TokenRange], others: Iterable[TokenRange]) -> TokenSet:
     """Return the tokens in both sets."""
-    shared: list[TokenRange] = []
-    waiting = list(reversed(union(others)))
-    for part in union(ranges):
-        while waiting and waiting[-1].start < part.end:
-            other = waiting[-1]
-            if max(part.start, other.start) < min(part.end, other.end):
-                shared.append(TokenRange(max(part.start, other.start), min(part.end, other.end)))
-            if other.end > part.end:
-                break
-            waiting.pop()
-    return tuple(shared)
+    return tuple(shared for _, _, shared in overlaps(union(ranges), union(others)))
+
+
+def overlaps(ranges: Iterable[TokenRange], others: Sequence[TokenRange]) -> Iterator[tuple[int, int, TokenRange]]:
+    """Find what some ranges have in common with others. Each is looked up, so that many of both take little time.
+
+    :param ranges: ranges without wrap, in any order
+    :param others: a token set, or adjacent ranges in token order; none wraps
+    :returns: number of the range, number of the other range, and the tokens in both
+    """
+    ends = [other.end for other in others]
+    for number, part in enumerate(ranges):
+        at = bisect_right(ends, part.start)
+        while at < len(others) and others[at].start < part.end:
+            yield number, at, TokenRange(max(part.start, others[at].start), min(part.end, others[at].end))
+            at += 1
 
 
 def subtract(ranges: Iterable[TokenRange], covered: Iterable[TokenRange]) -> TokenSet:

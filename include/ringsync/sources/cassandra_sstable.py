@@ -52,11 +52,10 @@ from ringsync.cql.identifiers import parse_table_name
 from ringsync.formats.sstable.data import Loss
 from ringsync.formats.sstable.names import Descriptor
 from ringsync.formats.sstable.source import LocalSource, Source
-from ringsync.formats.sstable.sstables import MEMORY_BYTES, open_sstable
+from ringsync.formats.sstable.sstables import MEMORY_BYTES
 from ringsync.images.from_streams import images_of_part
 from ringsync.images.schema import row_image_schema
 from ringsync.images.values import shown_values, values_schema
-from ringsync.ring.tokens import WHOLE_RING
 from ringsync.schema.from_cql import parse_schema
 from ringsync.schema.table import TableSchema
 from ringsync.sources import sstable_files as files
@@ -211,8 +210,9 @@ class SSTableReader(DataSourceReader):  # type: ignore[misc]
 
     def partitions(self) -> list[SplitPartition]:
         sources = [self.options.open_source(url, descriptor) for url, descriptor in self.found.sstables]
-        sstables = [open_sstable(source, self.found.table) for source in sources]
-        return [SplitPartition(split) for split in files.split_tables(sstables, [WHOLE_RING], self.options.splits)]
+        opener = files.Opener(self.found.table)
+        sstables = [opener.open(source) for source in sources]
+        return [SplitPartition(split) for split in files.split_tables(sstables, self.options.splits)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         # Without SSTables Spark invents a partition.
@@ -221,12 +221,12 @@ class SSTableReader(DataSourceReader):  # type: ignore[misc]
         options = self.options
         lose = _tell if options.skip_damage else _refuse
         shown = self.found.shown
+        opener = files.Opener(self.found.table, shown)
         parts = files.merged_split(
             partition.split,
-            self.found.table,
-            options.open_source,
+            lambda url, descriptor: opener.open(options.open_source(url, descriptor)),
+            shown,
             lose,
-            shown=shown,
             memory_bytes=options.memory_bytes,
             with_source=options.rows == "changes",
         )

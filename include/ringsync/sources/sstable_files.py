@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -14,11 +15,12 @@ from ringsync.changes.reconcile.streams import MergedPart
 from ringsync.compiled.arrow import Integers
 from ringsync.formats.sstable.data import Loss
 from ringsync.formats.sstable.names import DATA, Descriptor, FoundSSTables, LeftOut, find_sstables
+from ringsync.formats.sstable.reader import Layout, layout_of
 from ringsync.formats.sstable.schema import schema_of_all
 from ringsync.formats.sstable.source import LocalSource, Source, find_local
-from ringsync.formats.sstable.sstables import MEMORY_BYTES, Part, SSTable, merged_rows, open_sstable
+from ringsync.formats.sstable.sstables import MEMORY_BYTES, Part, SSTable, merged_rows
 from ringsync.formats.sstable.statistics import read_statistics
-from ringsync.ring.tokens import MIN_TOKEN, TokenRange
+from ringsync.ring.tokens import WHOLE_RING, TokenRange, TokenSet, overlaps
 from ringsync.schema.from_cql import parse_schema
 from ringsync.schema.table import Schema, TableSchema
 from ringsync.storage.port import NotFoundError, ObjectStore
@@ -27,9 +29,10 @@ PART_BYTES = 64 * 2**20
 """Uncompressed bytes that a task reads, about."""
 _SCHEMA = "schema.cql"
 _AUTOMATIC = "Cassandra took this snapshot before it truncated or dropped the table: name it itself to read it"
-_SAMPLES = 4096
+_SAMPLES, _ALL_SAMPLES = 4096, 2**18
 _SAMPLE_BYTES = 4 * 2**20
-"""Partitions of each SSTable that are remembered to divide the ring: so many, or one of so many uncompressed bytes."""
+"""Partitions that are remembered to divide the ring: so many of each SSTable, and of all together; but one of so many
+uncompressed bytes at least."""
 _READ_AT_ONCE = 8
 """Indexes that are in memory at the same time; each takes up to 24 MB."""
 
@@ -212,13 +215,39 @@ def _named(schema: Schema) -> str:
 
 @dataclass(frozen=True)
 class SSTableSplit:
-    """What one task reads: the partitions of a token range.
+    """A token range that is read at once.
 
-    :ivar parts: parts of SSTables: URL of the store (empty: a local path), SSTable, and where the partitions are
+    :ivar parts: parts of SSTables: URL of the store (empty: a local path), SSTable, and where the partitions are; they
+        have those tokens of the range only that are read of their SSTable
     """
 
     tokens: TokenRange
     parts: tuple[tuple[str, Descriptor, Part], ...]
+
+
+class Opener:
+    """Opens SSTables of one table. Those that have the same columns share what describes these, some 100 KiB.
+
+    :param table: the whole table; ``shown``: the table with those columns only that are read; None: all
+    """
+
+    def __init__(self, table: TableSchema, shown: TableSchema | None = None) -> None:
+        self.table, self.shown = table, shown or table
+        self._layouts: dict[object, Layout] = {}
+
+    def open(self, source: Source) -> SSTable:
+        """Open an SSTable; the errors are those of :func:`~ringsync.formats.sstable.sstables.open_sstable`."""
+        statistics, descriptor = read_statistics(source), source.descriptor
+        header = statistics.header
+        columns = header.key, header.clustering, header.static, header.regular
+        if columns not in self._layouts:
+            self._layouts[columns] = layout_of(descriptor, header, self.table, self.shown)
+        layout = self._layouts[columns]
+        known = layout.header
+        header = replace(header, key=known.key, clustering=known.clustering, static=known.static, regular=known.regular)
+        return SSTable(
+            source, replace(statistics, header=header), replace(layout, descriptor=descriptor, header=header)
+        )
 
 
 @dataclass(frozen=True)
@@ -234,15 +263,17 @@ class OutlinedSSTable:
     positions: Integers
 
 
-def outlined(sstables: Iterable[SSTable]) -> list[OutlinedSSTable]:
+def outlined(sstables: Sequence[SSTable]) -> list[OutlinedSSTable]:
     """Read the indexes of SSTables, and remember a little of each.
 
     :raises SSTableError: an index is missing or damaged
     """
 
+    samples = max(1, min(_SAMPLES, _ALL_SAMPLES // max(len(sstables), 1)))
+
     def outline(sstable: SSTable) -> OutlinedSSTable:
         partitions = replace(sstable).partitions
-        most = max(_SAMPLES, partitions.length // _SAMPLE_BYTES)
+        most = max(samples, partitions.length // _SAMPLE_BYTES)
         step = max(len(partitions) // most, 1)
         positions = np.append(partitions.positions[::step], partitions.length)
         return OutlinedSSTable(sstable, partitions.highest[::step].copy(), positions)
@@ -251,90 +282,124 @@ def outlined(sstables: Iterable[SSTable]) -> list[OutlinedSSTable]:
         return list(pool.map(outline, sstables))
 
 
-SSTableGroup = tuple[Sequence[OutlinedSSTable], Sequence[TokenRange]]
-"""SSTables, and the token ranges that are read of all of them."""
+SSTableGroup = tuple[Sequence[OutlinedSSTable], TokenSet]
+"""SSTables, and the tokens that are read of them."""
+
+Task = tuple[SSTableSplit, ...]
+"""What one task reads, in token order."""
 
 
-def split_tables(sstables: Sequence[SSTable], ranges: Sequence[TokenRange], least: int = 1) -> list[SSTableSplit]:
+def split_tables(sstables: Sequence[SSTable], least: int = 1) -> list[SSTableSplit]:
     """Divide SSTables of one table over tasks, so that each has about as many bytes, and the same tokens of all.
 
-    :param ranges: token ranges to read
-    :param least: number of tasks of each range at least, if there are so many partitions
+    :param least: number of tasks at least, if there are so many partitions
     :raises SSTableError: an index is missing or damaged
     """
-    return split_groups([(outlined(sstables), ranges)], least)
+    whole = WHOLE_RING.unwrap()
+    return [
+        split for task in split_groups([(outlined(sstables), whole)], whole, least) for split in task if split.parts
+    ]
 
 
-def split_groups(groups: Sequence[SSTableGroup], least: int) -> list[SSTableSplit]:
-    """Divide several groups of SSTables; an SSTable may be in many groups. See :func:`split_tables`.
+def split_groups(
+    groups: Sequence[SSTableGroup], ranges: Sequence[TokenRange], least: int = 1, most: int | None = None
+) -> list[Task]:
+    """Divide token ranges over tasks, so that each has about as many bytes of all SSTables.
 
     Each index is read once, and forgotten when all parts of its SSTable were found.
+
+    :param groups: each SSTable is in one
+    :param ranges: disjoint ranges without wrap, in token order: each is a split, or several of adjacent tasks. A split
+        may have no parts
+    :param least: number of tasks at least, if there are so many partitions; ``most``: at most, which wins
+    :raises SSTableError: an index is missing or damaged
     """
-    cuts: list[TokenRange] = []
-    numbers: dict[int, list[range]] = {}
-    tables: dict[int, OutlinedSSTable] = {}
-    for group, ranges in groups:
-        first = len(cuts)
-        for tokens in [part for one in ranges for part in one.unwrap()]:
-            bounds = [tokens.start, *_bounds(group, tokens, least), tokens.end]
-            cuts += [TokenRange(start, end) for start, end in itertools.pairwise(bounds)]
-        for table in group:
-            tables[id(table)] = table
-            numbers.setdefault(id(table), []).append(range(first, len(cuts)))
+    cuts = _cuts(groups, least, most)
+    tasks: dict[int, list[TokenRange]] = {}
+    for tokens in ranges:
+        inside = cuts[bisect_right(cuts, tokens.start) : bisect_left(cuts, tokens.end)]
+        for start, end in itertools.pairwise([tokens.start, *inside, tokens.end]):
+            tasks.setdefault(bisect_left(cuts, end), []).append(TokenRange(start, end))
+    splits = [tokens for number in sorted(tasks) for tokens in tasks[number]]
+    parts: list[list[tuple[str, Descriptor, Part]]] = [[] for _ in splits]
+    reads: list[tuple[OutlinedSSTable, list[tuple[int, TokenRange]]]] = []
+    for tables, wanted in groups:
+        pieces = [(number, tokens) for _, number, tokens in overlaps(wanted, splits)]
+        reads += [(table, pieces) for table in tables]
 
-    def parts_of(key: int) -> list[tuple[int, Part]]:
-        sstable = replace(tables[key].sstable)  # the index goes with this one
-        return [
-            (number, part) for part_of in numbers[key] for number in part_of for part in sstable.parts(cuts[number])
-        ]
+    def parts_of(read: tuple[OutlinedSSTable, list[tuple[int, TokenRange]]]) -> list[_Numbered]:
+        sstable = replace(read[0].sstable)  # the index goes with this one
+        return _joined((number, part) for number, tokens in read[1] for part in sstable.parts(tokens))
 
-    parts: list[list[tuple[str, Descriptor, Part]]] = [[] for _ in cuts]
     with ThreadPoolExecutor(_READ_AT_ONCE) as pool:
-        for key, found in zip(tables, pool.map(parts_of, tables), strict=True):
-            source = tables[key].sstable.source
+        for (table, _), found in zip(reads, pool.map(parts_of, reads), strict=True):
+            source = table.sstable.source
             for number, part in found:
                 parts[number].append((url_of(source), source.descriptor, part))
-    return [SSTableSplit(cut, tuple(some)) for cut, some in zip(cuts, parts, strict=True) if some]
+    made = (SSTableSplit(tokens, tuple(some)) for tokens, some in zip(splits, parts, strict=True))
+    return [tuple(itertools.islice(made, len(tasks[number]))) for number in sorted(tasks)]
 
 
-def _bounds(tables: Sequence[OutlinedSSTable], tokens: TokenRange, least: int) -> list[int]:
-    """Return the tokens at which a range is cut."""
+_Numbered = tuple[int, Part]
+
+
+def _joined(parts: Iterable[_Numbered]) -> list[_Numbered]:
+    """Join parts of one SSTable and split between which it has no partitions: a node has few that it does not hold.
+
+    With vnodes these would be thousands of parts, each of which costs a read from the store and a step of the merge.
+    """
+    joined: list[_Numbered] = []
+    for number, part in parts:
+        if joined:
+            last, before = joined[-1]
+            if last == number and before.end == part.first and before.is_exact and part.is_exact:
+                tokens = TokenRange(before.tokens.start, part.tokens.end)
+                joined[-1] = number, Part(tokens, before.first, part.end, is_exact=True)
+                continue
+        joined.append((number, part))
+    return joined
+
+
+def _cuts(groups: Sequence[SSTableGroup], least: int, most: int | None) -> list[int]:
+    """Return the tokens at which one task ends and the next one begins, in their order."""
     found, sizes = [], []
-    for table in tables:
-        first, end = np.searchsorted(table.tokens, [tokens.start, tokens.end], side="right")
-        found.append(table.tokens[first:end])
-        sizes.append(np.diff(table.positions[first : end + 1]))
+    for tables, wanted in groups:
+        starts, ends = (
+            np.array(some, np.int64) for some in zip(*((one.start, one.end) for one in wanted), strict=True)
+        )
+        for table in tables:
+            number = np.searchsorted(starts, table.tokens) - 1
+            inside = (number >= 0) & (table.tokens <= ends[number])
+            found.append(table.tokens[inside])
+            sizes.append(np.diff(table.positions)[inside])
     if not sum(map(len, found)):
         return []
     order = np.argsort(np.concatenate(found), kind="stable")
     places, read = np.concatenate(found)[order], np.cumsum(np.concatenate(sizes)[order])
     count = max(least, int(read[-1]) // PART_BYTES)
-    wanted = np.searchsorted(read, [read[-1] * part // count for part in range(1, count)])
-    return sorted({int(token) for token in places[wanted]} - {tokens.start, tokens.end, MIN_TOKEN})
+    count = count if most is None else min(count, most)
+    wanted_bytes = np.searchsorted(read, [int(read[-1]) * part // count for part in range(1, count)])
+    return sorted({int(token) for token in places[wanted_bytes]})
 
 
 def merged_split(
     split: SSTableSplit,
-    table: TableSchema,
-    open_source: Callable[[str, Descriptor], Source],
+    open_sstable: Callable[[str, Descriptor], SSTable],
+    shown: TableSchema,
     lose: Callable[[Loss], None],
     *,
-    shown: TableSchema | None = None,
     memory_bytes: int = MEMORY_BYTES,
     with_source: bool = True,
 ) -> Iterator[MergedPart]:
-    """Merge what a task reads.
+    """Merge a split.
 
-    :param open_source: function from the store's URL (empty: a local path) and the SSTable to its files
+    :param open_sstable: function from the store's URL (empty: a local path) and the SSTable to the open one
+    :param shown: the table with those columns that are read
     :param lose: function that is told what cannot be read
-    :param shown: the table with those columns only that are read; None: all
     :param memory_bytes: memory for the batches of all SSTables
     :param with_source: see :func:`~ringsync.formats.sstable.sstables.merged_rows`
     :raises SSTableError: a file is missing or damaged, so that nothing can be read
     """
-    opened: dict[tuple[str, Descriptor], SSTable] = {}
-    for url, descriptor, _ in split.parts:
-        if (url, descriptor) not in opened:
-            opened[url, descriptor] = open_sstable(open_source(url, descriptor), table, shown)
+    opened = {where: replace(open_sstable(*where)) for where in {(url, one) for url, one, _ in split.parts}}
     parts = [(opened[url, descriptor], part) for url, descriptor, part in split.parts]
-    return merged_rows(parts, shown or table, lose, memory_bytes, with_source=with_source)
+    yield from merged_rows(parts, shown, lose, memory_bytes, with_source=with_source)

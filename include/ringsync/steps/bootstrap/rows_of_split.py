@@ -5,8 +5,9 @@ All else of a task is the same for both.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from math import inf
 from typing import Any, Protocol
 
@@ -15,7 +16,8 @@ from ringsync.cluster.limits import Permits
 from ringsync.config import Config
 from ringsync.formats.sstable.data import Loss
 from ringsync.formats.sstable.errors import SSTableError
-from ringsync.formats.sstable.names import DATA
+from ringsync.formats.sstable.names import DATA, Descriptor
+from ringsync.formats.sstable.sstables import SSTable
 from ringsync.images.from_streams import images_of_part
 from ringsync.images.times import UnrepresentableValueError
 from ringsync.ledger.snapshots import StoredSSTable
@@ -25,7 +27,7 @@ from ringsync.sources.scan.images import ImagePages, read_images
 from ringsync.sources.scan.plan import ScanPlan, split_from_json
 from ringsync.sources.scan.scan import Unread
 from ringsync.sources.scan.shown import Shown
-from ringsync.sources.sstable_files import SSTableSplit, merged_split
+from ringsync.sources.sstable_files import Opener, SSTableSplit, merged_split
 from ringsync.steps.bootstrap.snapshot_files import source_of
 from ringsync.storage.port import NotFoundError, ObjectStore
 
@@ -48,6 +50,10 @@ class RowsOfSplit(Protocol):
     def most_bytes(self, config: Config) -> float:
         """Return the bytes after which the task gives the rest back."""
 
+    @property
+    def count(self) -> int:
+        """Number of ranges, or of parts of SSTables, that are read."""
+
 
 @dataclass(frozen=True)
 class SelectedRows:
@@ -67,12 +73,17 @@ class SelectedRows:
         """Return a multiple of a split's wanted size, which is only an estimate."""
         return SPLITS_IN_ONE * config.scan.split_size_mb * 2**20
 
+    @property
+    def count(self) -> int:
+        """Number of ranges."""
+        return len(self.split["ranges"])
+
 
 @dataclass(frozen=True)
 class SnapshotRows:
-    """The rows of SSTables of snapshots, merged.
+    """The rows of SSTables of snapshots, merged. Each SSTable is opened once.
 
-    :ivar splits: parts of SSTables by token ranges; without parts: the SSTables have nothing there
+    :ivar splits: parts of SSTables by token ranges, in token order; without parts: the SSTables have nothing there
     :ivar sstables: the SSTables
     :ivar table: the whole table
     """
@@ -89,23 +100,39 @@ class SnapshotRows:
         :raises UnrepresentableValueError: an Arrow type cannot hold a value, and the plan refuses such values
         :raises StorageError: the object store cannot be used
         """
+        opener = Opener(self.table)
+        known = {sstable.descriptor: sstable for sstable in self.sstables}
+
+        @cache
+        def opened(_: str, descriptor: Descriptor) -> SSTable:
+            return opener.open(source_of(store, known[descriptor]))
+
         for split in self.splits:
-            yield split.tokens, self._rows(config, plan, store, split, permits)
+            yield split.tokens, self._rows(config, plan, split, opened, permits)
 
     def most_bytes(self, config: Config) -> float:
         """Return infinity: the indexes have told the sizes."""
         return inf
 
+    @property
+    def count(self) -> int:
+        """Number of parts of SSTables."""
+        return sum(len(split.parts) for split in self.splits)
+
     def _rows(
-        self, config: Config, plan: ScanPlan, store: ObjectStore, split: SSTableSplit, permits: Permits
+        self,
+        config: Config,
+        plan: ScanPlan,
+        split: SSTableSplit,
+        opened: Callable[[str, Descriptor], SSTable],
+        permits: Permits,
     ) -> Iterator[ImagePages | Unread]:
         shown = Shown(plan.table, plan.now)
         in_place = any(not url for url, _, _ in split.parts)
-        known = {sstable.descriptor: sstable for sstable in self.sstables}
         parts = merged_split(
             split,
+            opened,
             self.table,
-            lambda _, descriptor: source_of(store, known[descriptor]),
             _refuse,
             memory_bytes=config.sstable.memory_mb * 2**20,
             with_source=False,

@@ -20,7 +20,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,6 +34,7 @@ from ringsync.ledger.table_versions import as_recorded
 from ringsync.progress import Progress
 from ringsync.ring.splits import SizeEstimate, Split
 from ringsync.ring.tokens import TokenSet, fraction, intersection, subtract
+from ringsync.schema.table import TableSchema
 from ringsync.sources.scan.plan import split_to_json
 from ringsync.sources.scan.planning import cut
 from ringsync.state.bootstrap import COMPLETED, PUBLISHING, Bootstrap, BootstrapState
@@ -45,7 +46,7 @@ from ringsync.steps.bootstrap.plan import SSTABLE, BootstrapPlan, plans_to_follo
 from ringsync.steps.bootstrap.prepare import begin_pass, check_not_cancelled, check_scanning, say, wait_until_free
 from ringsync.steps.bootstrap.publish import describe_published, publish
 from ringsync.steps.bootstrap.rows_of_split import RowsOfSplit, SelectedRows
-from ringsync.steps.bootstrap.snapshot_splits import SnapshotSplits
+from ringsync.steps.bootstrap.snapshot_splits import check_ring, cut_snapshots
 from ringsync.steps.bootstrap.task import BootstrapTask, Piece, TableTask
 from ringsync.steps.passes.follow_ups import put_schemas
 from ringsync.steps.sync_plan import sync_table
@@ -66,6 +67,10 @@ unreadable. A wave in which a worker has died counts only if the table was alone
 
 COPIED = (PUBLISHING, COMPLETED)
 """States of a bootstrap that has copied everything."""
+
+MOST_IN_A_WAVE = 1_000_000
+"""A wave takes no further tables once so many parts of SSTables, or ranges, are to be read: the driver has some hundred
+bytes for each."""
 
 IDLE_PAUSE_S = 5.0
 """Pause before what failed is tried again."""
@@ -95,7 +100,8 @@ class TableScan:
     :ivar begin: number of the pass ``begin``
     :ivar task: what tasks need; None: everything is committed already
     :ivar ring_digest: digest of the ring for which the last wave was cut
-    :ivar snapshots: what is read with mode ``sstable``; None: the cluster is
+    :ivar in_snapshots: the whole table, as it is in the snapshots that are read with mode ``sstable``; None: the
+        cluster is read
     :ivar idle: number of waves in a row that read no range
     :ivar died: how a worker has died that was reading it; empty: none has. Then it is read alone
     :ivar seconds: how long the table was read
@@ -107,7 +113,7 @@ class TableScan:
     collector: Collector
     task: TableTask | None
     ring_digest: str
-    snapshots: SnapshotSplits | None = None
+    in_snapshots: TableSchema | None = None
     idle: int = 0
     died: str = ""
     began_s: float = field(default_factory=time.monotonic)
@@ -179,28 +185,14 @@ def open_table(this: Run, plan: BootstrapPlan) -> TableScan:
     wait_until_free(state, plan.bootstrap, this.application.run)
     ledger = state.take_over(plan.bootstrap.id, this.owner)
     collector = Collector(ledger, plan.scan.selection.ranges, plan.estimated_rows, config.scan.max_failed_ranges)
-    task = snapshots = None
+    task = in_snapshots = None
     if collector.left and latest.state != COMPLETED:
         if plan.mode == SSTABLE:
-            whole = this.shared.table(plan.scan.table.keyspace, plan.scan.table.name)
-            snapshots = SnapshotSplits(store, plan, as_recorded(store, whole))
-            check_snapshot_ring(this, plan, snapshots)
+            check_ring(store, plan, this.shared.ring(plan.scan.table.keyspace, time.monotonic()))
+            in_snapshots = as_recorded(store, this.shared.table(plan.scan.table.keyspace, plan.scan.table.name))
         schemas = put_schemas(store, config, sync_table(store, config, plan.scan.table), plan.topic)
         task = TableTask(plan, ledger.attempt, pass_folder(begin), schemas)
-    return TableScan(plan, latest, begin, collector, task, plan.scan.ring_digest, snapshots)
-
-
-def check_snapshot_ring(this: Run, plan: BootstrapPlan, snapshots: SnapshotSplits) -> None:
-    """Check that the nodes hold the tokens that they held when their snapshots were taken.
-
-    :raises StepError: they do not: a node may have cleaned up what it has given away before its snapshot was taken
-    """
-    table = plan.scan.table
-    if this.shared.ring(table.keyspace, time.monotonic()).digest != snapshots.ring_digest:
-        raise StepError(
-            f"nodes have joined or left since the snapshots of {table.full_name} were begun, so they may lack rows: "
-            "begin again with restart, once the ring has settled"
-        )
+    return TableScan(plan, latest, begin, collector, task, plan.scan.ring_digest, in_snapshots)
 
 
 class Publisher:
@@ -301,24 +293,12 @@ def next_to_read(scans: Sequence[TableScan]) -> list[TableScan]:
 def _read_wave(
     this: Run, wave: int, wanted: Sequence[TableScan], task: BootstrapTask, spark_context: Any, outcome: Outcome
 ) -> None:
-    """Read once what is left of some tables, in one Spark job.
+    """Read once what is left of some tables, in one Spark job. Some may have to wait for the next wave.
 
     :raises Exception: Spark has ended; or a Spark task has failed, and the run is for one table
     """
     left = {scan.name: scan.collector.left for scan in wanted}
-    splits = max(this.application.config.scan.min_splits, 2 * spark_context.defaultParallelism)
-    least, began_s = math.ceil(splits / len(wanted)), time.monotonic()
-    sized: list[tuple[float, Piece]] = []
-    for scan in wanted:
-        try:
-            pieces, size = plan_pieces(this, wave, scan, left[scan.name], least, began_s)
-        except Exception as error:
-            scan.collector.fail()
-            outcome.failed(scan.name, error)
-            continue
-        scan.collector.failed.clear()
-        scan.collector.begin(piece.name for piece in pieces)
-        sized += [(size / len(pieces), piece) for piece in pieces]
+    wanted, sized = _plan(this, wave, wanted, left, spark_context.defaultParallelism, outcome)
     reason = "a Spark worker has died that was reading it"
     try:
         if groups := together(sized, spark_context.defaultParallelism):
@@ -341,6 +321,43 @@ def _read_wave(
             scan.idle = 0
         elif all_count or (was_begun and not has_died):
             scan.idle += 1
+
+
+def _plan(
+    this: Run,
+    wave: int,
+    wanted: Sequence[TableScan],
+    left: Mapping[TableName, TokenSet],
+    parallelism: int,
+    outcome: Outcome,
+) -> tuple[list[TableScan], list[tuple[float, Piece]]]:
+    """Cut what is left of tables into pieces, some tables at once, until the wave is large enough.
+
+    :returns: the tables of the wave, also those that have failed; and its pieces, each with its bytes
+    """
+    splits = max(this.application.config.scan.min_splits, 2 * parallelism)
+    least, began_s = math.ceil(splits / len(wanted)), time.monotonic()
+    by_name = {scan.name: scan for scan in wanted}
+
+    def planned(name: TableName) -> tuple[list[Piece], float]:
+        try:
+            return plan_pieces(this, wave, by_name[name], left[name], least, began_s)
+        except Exception:
+            by_name[name].collector.fail()
+            raise
+
+    begun: list[TableScan] = []
+    sized: list[tuple[float, Piece]] = []
+    for start in range(0, len(wanted), TABLES_AT_ONCE):
+        begun += wanted[start : start + TABLES_AT_ONCE]
+        names = [scan.name for scan in begun[start:]]
+        for name, (pieces, size) in attempts(this.application.run, names, planned, outcome):
+            by_name[name].collector.failed.clear()
+            by_name[name].collector.begin(piece.name for piece in pieces)
+            sized += [(size / len(pieces), piece) for piece in pieces]
+        if sum(piece.split.count for _, piece in sized) >= MOST_IN_A_WAVE:
+            break
+    return begun, sized
 
 
 def _settle(this: Run, scan: TableScan, outcome: Outcome) -> None:
@@ -370,8 +387,10 @@ def plan_pieces(
     :raises StepError: nodes have joined or left, and the configuration wants to stop then
     """
     rows: Sequence[RowsOfSplit]
-    if scan.snapshots is not None:
-        rows, size = scan.snapshots.cut(left, scan.collector.failed, scan.plan.splits or least)
+    if scan.in_snapshots is not None:
+        store, most = this.application.store, scan.plan.splits or this.application.config.scan.max_splits
+        failed = list(scan.collector.failed)
+        rows, size = cut_snapshots(store, scan.plan, scan.in_snapshots, left, failed, scan.plan.splits or least, most)
     else:
         splits, digest, size = plan_wave(this, scan.plan, scan.collector, left, least, moment_s)
         if digest != scan.ring_digest:

@@ -334,7 +334,7 @@ def snapshots_to_read(store: ObjectStore, plan: BootstrapPlan) -> tuple[Snapshot
 
     :raises StepError: there are too few; the message names the nodes, their queues and the reasons
     """
-    about = _snapshots_of(store, plan)
+    about = snapshots_of(store, plan)
     say_begun(store, plan.bootstrap.id, int(time.time() * 1000))
     level, ranges = plan.scan.consistency_level, plan.scan.selection.ranges
     asked = asked_hosts(about.ring, level, ranges)
@@ -348,7 +348,11 @@ def snapshots_to_read(store: ObjectStore, plan: BootstrapPlan) -> tuple[Snapshot
     return about, found
 
 
-def _snapshots_of(store: ObjectStore, plan: BootstrapPlan) -> SnapshotsOf:
+def snapshots_of(store: ObjectStore, plan: BootstrapPlan) -> SnapshotsOf:
+    """Read whose snapshots a bootstrap has.
+
+    :raises StepError: it has none
+    """
     about = get_snapshots_of(store, plan.bootstrap.id)
     if about is None:
         raise StepError(

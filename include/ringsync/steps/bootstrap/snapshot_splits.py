@@ -3,7 +3,12 @@
 Of each node only the tokens count that it holds by the ring: a node keeps rows of tokens that it has given away until
 somebody cleans it up, and these may have been deleted elsewhere since.
 
-The index of an SSTable takes up to 24 MB. So the driver reads it anew for each wave of tasks, and keeps only a little.
+The ring is divided by bytes, and not where its replicas change: with vnodes they change many thousand times, and a task
+that reads many such ranges opens each SSTable once. What could not be read is cut where they change, so that a damaged
+file costs only ranges for which it is read.
+
+The driver reads the indexes of SSTables anew for each wave of tasks, and keeps nothing of them: a run may have hundreds
+of tables, on hundreds of nodes.
 """
 
 from __future__ import annotations
@@ -12,79 +17,100 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from ringsync.formats.sstable.errors import SSTableError
-from ringsync.formats.sstable.sstables import open_sstable
-from ringsync.ledger.snapshots import StoredSSTable
-from ringsync.ring.consistency import by_replicas
+from ringsync.ledger.snapshots import NodeSnapshot
+from ringsync.ring.consistency import cut_at_replicas, held_by
+from ringsync.ring.ring import RingSnapshot
 from ringsync.ring.tokens import TokenRange, TokenSet, intersection, subtract
 from ringsync.schema.table import TableSchema
-from ringsync.sources.sstable_files import OutlinedSSTable, SSTableSplit, outlined, split_groups
+from ringsync.sources.sstable_files import Opener, OutlinedSSTable, Task, outlined, split_groups
 from ringsync.steps.application import StepError
 from ringsync.steps.bootstrap.plan import BootstrapPlan
 from ringsync.steps.bootstrap.rows_of_split import SnapshotRows
-from ringsync.steps.bootstrap.snapshot import snapshots_to_read
+from ringsync.steps.bootstrap.snapshot import snapshots_of, snapshots_to_read
 from ringsync.steps.bootstrap.snapshot_files import source_of
 from ringsync.storage.port import ObjectStore
 
 OPENED_AT_ONCE = 8
 
 
-class SnapshotSplits:
-    """The snapshots of a bootstrap.
+def check_ring(store: ObjectStore, plan: BootstrapPlan, now: RingSnapshot) -> None:
+    """Check that the nodes hold the tokens that they held when their snapshots were taken.
+
+    :param now: the present ring
+    :raises StepError: they do not: a node may have cleaned up what it has given away before its snapshot was taken; or
+        there are no snapshots
+    """
+    if now.digest != snapshots_of(store, plan).ring.digest:
+        raise StepError(
+            f"nodes have joined or left since the snapshots of {plan.scan.table.full_name} were begun, so they may "
+            "lack rows: begin again with restart, once the ring has settled"
+        )
+
+
+def cut_snapshots(
+    store: ObjectStore,
+    plan: BootstrapPlan,
+    table: TableSchema,
+    left: TokenSet,
+    failed: Iterable[TokenRange],
+    least: int,
+    most: int,
+) -> tuple[list[SnapshotRows], float]:
+    """Cut what is left of a table into the work of tasks, by the snapshots of its bootstrap.
 
     :param table: the whole table
-    :raises StepError: too few nodes have one, or a file that describes an SSTable is missing or damaged
+    :param failed: ranges that could not be read: they get tasks of their own
+    :param least: least number of tasks, if there are so many partitions; ``most``: greatest number, but for what failed
+    :returns: what tasks read, and its bytes, uncompressed
+    :raises StepError: too few nodes have a snapshot; or a file that describes an SSTable, or its index, is missing or
+        damaged
+    """
+    about, snapshots = snapshots_to_read(store, plan)
+    apart = intersection(left, failed)
+    try:
+        read = _Snapshots(store, about.ring, snapshots, table)
+        tasks = read.cut(subtract(left, apart), least, most)
+        again = [split for task in read.cut_at_replicas(apart) for split in task]
+    except (SSTableError, OSError) as error:
+        raise StepError(
+            f"a snapshot of {table.full_name} cannot be read: {error}. Scrub the SSTable on its node, and begin again "
+            "with restart"
+        ) from error
+    tasks += [(split,) for split in again if split.parts]
+    if empty := tuple(split for split in again if not split.parts):
+        tasks.append(empty)
+    stored = {sstable.descriptor: sstable for one in snapshots for sstable in one.sstables}
+    rows = [
+        SnapshotRows(task, tuple(stored[name] for name in {name for one in task for _, name, _ in one.parts}), table)
+        for task in tasks
+    ]
+    return rows, sum(part.end - part.first for task in tasks for split in task for _, _, part in split.parts)
+
+
+class _Snapshots:
+    """Snapshots of nodes, with outlines of their SSTables.
+
+    :raises SSTableError: a file that describes an SSTable is missing or damaged
+    :raises OSError: it cannot be read
     """
 
-    def __init__(self, store: ObjectStore, plan: BootstrapPlan, table: TableSchema) -> None:
-        self._about, self._snapshots = snapshots_to_read(store, plan)
-        self._table = table
-        self._stored = {sstable.descriptor: sstable for one in self._snapshots for sstable in one.sstables}
-        sources = [(one.host, source_of(store, sstable)) for one in self._snapshots for sstable in one.sstables]
-        try:
-            with ThreadPoolExecutor(OPENED_AT_ONCE) as pool:
-                opened = list(pool.map(lambda one: open_sstable(one[1], table), sources))
-            tables = outlined(opened)
-        except (SSTableError, OSError) as error:
-            raise StepError(
-                f"a snapshot of {table.full_name} cannot be read: {error}. Scrub the SSTable on its node, and begin "
-                "again with restart"
-            ) from error
-        self._of_node: dict[str, list[OutlinedSSTable]] = {one.host: [] for one in self._snapshots}
-        for (host, _), one in zip(sources, tables, strict=True):
+    def __init__(
+        self, store: ObjectStore, ring: RingSnapshot, snapshots: Sequence[NodeSnapshot], table: TableSchema
+    ) -> None:
+        self._ring = ring
+        opener = Opener(table)
+        sources = [(one.host, source_of(store, sstable)) for one in snapshots for sstable in one.sstables]
+        with ThreadPoolExecutor(OPENED_AT_ONCE) as pool:
+            opened = list(pool.map(lambda one: opener.open(one[1]), sources))
+        self._of_node: dict[str, list[OutlinedSSTable]] = {one.host: [] for one in snapshots}
+        for (host, _), one in zip(sources, outlined(opened), strict=True):
             self._of_node[host].append(one)
 
-    @property
-    def ring_digest(self) -> str:
-        """Digest of the ring of which the snapshots are."""
-        return self._about.ring.digest
+    def cut(self, ranges: Sequence[TokenRange], least: int, most: int | None) -> list[Task]:
+        """Cut ranges by bytes; see :func:`~ringsync.sources.sstable_files.split_groups`."""
+        held = held_by(self._ring, ranges, self._of_node.keys())
+        return split_groups([(self._of_node[node], tokens) for node, tokens in held.items()], ranges, least, most)
 
-    def cut(self, left: TokenSet, failed: Iterable[TokenRange], least: int) -> tuple[list[SnapshotRows], float]:
-        """Cut what is left into splits.
-
-        :param failed: ranges that could not be read: they get splits of their own
-        :param least: least number of splits, if there are so many partitions
-        :returns: the splits, and their bytes, uncompressed
-        :raises StepError: an index is missing or damaged
-        """
-        apart = intersection(left, failed)
-        splits = [*self._splits(subtract(left, apart), least), *self._splits(apart, 1)]
-        empty = subtract(left, [split.tokens for split in splits])
-        rows = [SnapshotRows((split,), self._read_by(split), self._table) for split in splits]
-        if empty:
-            nothing = tuple(SSTableSplit(tokens, ()) for tokens in empty)
-            rows.append(SnapshotRows(nothing, (), self._table))
-        return rows, sum(part.end - part.first for split in splits for _, _, part in split.parts)
-
-    def _splits(self, ranges: TokenSet, least: int) -> list[SSTableSplit]:
-        groups = by_replicas(self._about.ring, ranges, self._of_node.keys())
-        each = -(-least // max(1, sum(len(tokens) for _, tokens in groups)))
-        try:
-            return split_groups([(self._sstables(nodes), tokens) for nodes, tokens in groups], each)
-        except SSTableError as error:
-            raise StepError(f"a snapshot of {self._table.full_name} cannot be read: {error}") from error
-
-    def _sstables(self, nodes: Sequence[str]) -> list[OutlinedSSTable]:
-        return [sstable for node in nodes for sstable in self._of_node[node]]
-
-    def _read_by(self, split: SSTableSplit) -> tuple[StoredSSTable, ...]:
-        return tuple(self._stored[descriptor] for descriptor in {descriptor for _, descriptor, _ in split.parts})
+    def cut_at_replicas(self, ranges: TokenSet) -> list[Task]:
+        """Cut ranges by bytes, and where the nodes change that hold them."""
+        return self.cut(cut_at_replicas(self._ring, ranges, self._of_node.keys()), 1, None)
