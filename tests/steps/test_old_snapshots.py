@@ -27,7 +27,7 @@ from ringsync.ring.tokens import WHOLE_RING
 from ringsync.state.bootstrap import CANCELLED, COMPLETED, PUBLISHING, SCANNING, Bootstrap
 from ringsync.steps.bootstrap.node_snapshot import Node
 from ringsync.steps.bootstrap.old_snapshots import clear_node, clear_old
-from ringsync.steps.bootstrap.snapshot import snapshot_node, snapshots_to_read
+from ringsync.steps.bootstrap.snapshot import Wanted, snapshot_node, snapshots_to_read
 from ringsync.storage.local import LocalStore
 from ringsync.storage.port import Stat
 from tests.steps.snapshot_folders import nodetool
@@ -148,7 +148,8 @@ def test_a_snapshot_that_is_used_again_is_no_old_one(world: World, use: str, mon
     if use == "snapshot":
         shared = SimpleNamespace(table=lambda *_: None)
         this: Any = SimpleNamespace(store=world.store, config=world.config, shared=shared)
-        assert snapshot_node(this, plan, HOST).host == HOST.id
+        wanted = Wanted(world.state, plan)
+        assert snapshot_node(this, plan, HOST, wanted).host == HOST.id
     else:
         assert [one.host for one in snapshots_to_read(world.store, plan)[1]] == [HOST.id]
     later_s = time.time() + 1800
