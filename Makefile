@@ -18,13 +18,19 @@ demo: $(ENVIRONMENT) ## Real Cassandra, Airflow and Spark here: copy 5 tables du
 
 .PHONY: test
 test: $(ENVIRONMENT) ## Lint, types and all tests (real servers, Spark and Airflow): some 20 minutes on two cores
-	@$(MAKE) --no-print-directory -j 2 lint prepare-test
+	@$(MAKE) --no-print-directory -j 3 lint test-jars kernels spark-classes
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder
 
-.PHONY: prepare-test
-prepare-test: $(ENVIRONMENT)
+.PHONY: test-jars
+test-jars: $(ENVIRONMENT)
 	@$(BIN)/python -m servers.jars cassandra-5.0 cassandra-4.1 delta kafka
+
+.PHONY: kernels
+kernels: $(ENVIRONMENT)
 	@$(BIN)/python -m ringsync.warm
+
+.PHONY: spark-classes
+spark-classes: $(ENVIRONMENT)
 	@$(BIN)/python -m servers.spark
 
 .PHONY: test-chaos

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from airflow.sdk import BaseOperator, Context
-from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
+from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException, AirflowTaskTimeout
+from ringsync_bounds import end, stopped, task_arguments
 from ringsync_tasks import prepare_environment, send_report
 
 from ringsync import orchestration
@@ -36,8 +37,8 @@ class ProcessOperator(BaseOperator):
     def __init__(self, *, application: orchestration.SparkApplication, skip_if: str = "", **kwargs: Any) -> None:
         if application.queue and application.queue != DEFAULT_QUEUE:
             kwargs["queue"] = application.queue
-        super().__init__(**application.task_arguments, **kwargs)
-        self.application, self.path = application.name, application.path
+        super().__init__(**task_arguments(application), **kwargs)
+        self.application, self.path = application, application.path
         self.arguments, self.skip_if = application.arguments(), skip_if
         self.report = f"reports/{application.name}/{application.run}.json"
         self._process: subprocess.Popen[str] | None = None
@@ -46,21 +47,30 @@ class ProcessOperator(BaseOperator):
         """Run the application to its end.
 
         :raises AirflowSkipException: ``skip_if`` gives a reason
-        :raises AirflowFailException: it failed, and another try cannot help
+        :raises AirflowFailException: it failed, or took too long, and another try cannot help
         """
         if self.skip_if:
             raise AirflowSkipException(self.skip_if)
         config, started = prepare_environment(None), time.time()
         command = [sys.executable, self.path, *orchestration.given(self.arguments)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as self._process:
-            said: deque[str] = deque(maxlen=LAST_LINES)
+        said: deque[str] = deque(maxlen=LAST_LINES)
+        # No `with`, which would wait for a process that cannot be ended.
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        try:
             for line in self._process.stdout or ():
                 self.log.info(line.rstrip())
                 said.append(line)
+            code = self._process.wait()
+        except AirflowTaskTimeout:
+            end(self._process, self.log)
+            raise stopped(self.application, self.execution_timeout) from None
+        finally:
+            if self._process.stdout:
+                self._process.stdout.close()
         send_report(config, self.report, started, self.log)
-        if code := self._process.returncode:
+        if code:
             output = f"Error code is: {code}.\n{''.join(said)}"
-            failure = orchestration.explain_failure(self.application, output)
+            failure = orchestration.explain_failure(self.application.name, output)
             raise (AirflowException if failure.may_retry else AirflowFailException)(failure.message)
 
     def on_kill(self) -> None:

@@ -8,7 +8,8 @@ from typing import Any
 
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 from airflow.sdk import Context
-from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
+from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException, AirflowTaskTimeout
+from ringsync_bounds import stopped, task_arguments
 from ringsync_tasks import prepare_environment, send_report
 
 from ringsync import orchestration
@@ -19,8 +20,7 @@ class SparkApplicationOperator(SparkSubmitOperator):
     """Submit one of ringsync's Spark applications.
 
     The task fails at once after exit codes that another try cannot change; after crashes and kills Airflow tries again.
-    Passwords from Airflow connections go into the environment of spark-submit when the task runs: never into arguments,
-    templates or logs.
+    Passwords from Airflow connections go into the environment of spark-submit: never into arguments, templates or logs.
 
     :param spark: the application to submit
     :param skip_if: template of the reason to skip the step; empty when rendered: the step runs
@@ -39,23 +39,26 @@ class SparkApplicationOperator(SparkSubmitOperator):
             driver_memory=spark.driver_memory,
             name=spark.title,
             conn_id=orchestration.SPARK_CONNECTION,
-            **spark.task_arguments,
+            **task_arguments(spark),
             **kwargs,
         )
-        self.spark_name, self.loop, self.skip_if = spark.name, spark.loop, skip_if
+        self.spark, self.loop, self.skip_if = spark, spark.loop, skip_if
         self.report = f"reports/{spark.name}/{spark.run}.json"
 
     def execute(self, context: Context) -> None:
         """Run the application to its end.
 
         :raises AirflowSkipException: ``skip_if`` gives a reason
-        :raises AirflowFailException: it failed, and another try cannot help or would delay the next run
+        :raises AirflowFailException: it failed or hung, and another try cannot help or would delay the next run
         """
         if self.skip_if:
             raise AirflowSkipException(self.skip_if)
         self.application_args = orchestration.given(self.application_args or [])
         try:
             self._run(context)
+        except AirflowTaskTimeout:
+            self.on_kill()
+            raise stopped(self.spark, self.execution_timeout) from None
         except AirflowFailException:
             if self.loop:
                 time.sleep(orchestration.LOOP_REST_S)
@@ -70,7 +73,7 @@ class SparkApplicationOperator(SparkSubmitOperator):
         try:
             super().execute(context)
         except AirflowException as error:
-            failure = orchestration.explain_failure(self.spark_name, str(error))
+            failure = orchestration.explain_failure(self.spark.name, str(error))
             raise (AirflowException if failure.may_retry else AirflowFailException)(failure.message) from None
         finally:
             send_report(config, self.report, started, self.log)

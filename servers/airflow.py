@@ -174,7 +174,8 @@ class Airflow(Server):
             "database": {"sql_alchemy_conn": f"sqlite:///{self.home / 'airflow.db'}"},
             "logging": {"base_log_folder": self.home / "logs"},
             "api": {"host": ADDRESS, "port": self.port, "base_url": self.url, "workers": 1},
-            "dag_processor": {"refresh_interval": 5, "min_file_process_interval": 5, "parsing_processes": 1},
+            # A file that changes is parsed at once. Parsing all every few seconds would take a quarter of a core.
+            "dag_processor": {"refresh_interval": 5, "min_file_process_interval": 60, "parsing_processes": 1},
             "scheduler": {
                 "enable_health_check": False,
                 # A loop whose worker was killed stands still for so many seconds: the default is 300.

@@ -19,7 +19,7 @@ from servers.cassandra import CassandraNode, NodeSettings
 from servers.ports import free_port
 
 ACQUAINTED_SECONDS = 60
-"""Greatest time after a cluster's start until its nodes see each other as alive."""
+"""Greatest time after a cluster's start until its nodes see each other as alive, and until they agree on a schema."""
 
 
 @contextmanager
@@ -113,6 +113,25 @@ def connected(nodes: Sequence[CassandraNode], consistency_level: int, timeout_s:
     )
     try:
         yield cluster.connect()
+    finally:
+        cluster.shutdown()
+
+
+@contextmanager
+def creating(node: CassandraNode) -> Iterator[Any]:
+    """
+    Yield a session for many schema statements: not after each of them, but at the end of the block, all nodes agree.
+
+    Nodes learn from gossip, once a second, that they agree; without this each statement takes that long.
+
+    :param node: a node of the cluster, which executes all statements.
+    :raises ServerError: the nodes do not agree in time.
+    """
+    cluster = node.cluster(max_schema_agreement_wait=0)
+    try:
+        yield cluster.connect()
+        if not cluster.control_connection.wait_for_schema_agreement(wait_time=ACQUAINTED_SECONDS):
+            raise ServerError(f"The nodes do not agree on the schema after {ACQUAINTED_SECONDS} s.")
     finally:
         cluster.shutdown()
 

@@ -45,6 +45,8 @@ LOOP_PRIORITY = 100
 """Priority of loops if there are more tasks than slots; any other task has one plus the number of tasks behind it."""
 LOOP_REST_S = 30.0
 """Seconds for which a loop that failed for good keeps its run open: ``@continuous`` starts the next run at once."""
+LOOP_GRACE_S = 300.0
+"""Seconds that a loop may take to end after ``sync.run_s``; then it hangs."""
 
 
 def _task_arguments(pool: str, priority: int, retries: int, delay_s: float) -> dict[str, Any]:
@@ -90,6 +92,8 @@ class SparkApplication:
     :ivar of_table: whether a run is for the tables of the parameter ``table``
     :ivar loop: whether it works for some minutes, and can be killed and started again at any time
     :ivar queue: name of the queue whose workers can run it; None: any
+    :ivar bound: name of the setting that says how long a try of its tasks may take, hours, or seconds of a loop; empty:
+        as long as it needs
     """
 
     name: str
@@ -99,6 +103,7 @@ class SparkApplication:
     of_table: bool = True
     loop: bool = False
     queue: str | None = None
+    bound: str = ""
 
     @property
     def path(self) -> str:
@@ -109,6 +114,17 @@ class SparkApplication:
     def task_arguments(self) -> dict[str, Any]:
         """Arguments of its Airflow tasks that say when they run and how often they are tried."""
         return LOOP_ARGUMENTS if self.loop else STEP_ARGUMENTS if self.driver_memory else PROCESS_ARGUMENTS
+
+    def longest_s(self, config: Any) -> float | None:
+        """Return how long a try of its tasks may take, s; None: as long as it needs.
+
+        :param config: a :class:`ringsync.config.Config`
+        """
+        if not self.bound:
+            return None
+        section, name = self.bound.split(".")
+        value = float(getattr(getattr(config, section), name))
+        return value + LOOP_GRACE_S if self.loop else 3600 * value
 
     @property
     def run(self) -> str:
@@ -148,6 +164,7 @@ def option(name: str) -> str:
     return f"{{{{ '--{name.replace('_', '-')}=' ~ params.get('{name}') if params.get('{name}') else '' }}}}"
 
 
+_SCAN_BOUND = "scan.task_timeout_h"
 BOOTSTRAP_PREPARE = SparkApplication(
     "bootstrap_prepare",
     (
@@ -156,6 +173,7 @@ BOOTSTRAP_PREPARE = SparkApplication(
     ),
     driver_memory="1g",
     lean=True,
+    bound=_SCAN_BOUND,
 )
 NO_SNAPSHOT = (
     "{{ 'dry run: nothing is copied' if params.dry_run else "
@@ -163,11 +181,14 @@ NO_SNAPSHOT = (
 )
 """Template of why no snapshots are taken; ``default_mode`` is a macro of the DAG."""
 
-BOOTSTRAP_SCAN = SparkApplication("bootstrap_scan", (), driver_memory="2g")
+BOOTSTRAP_SCAN = SparkApplication("bootstrap_scan", (), driver_memory="2g", bound=_SCAN_BOUND)
 BOOTSTRAP_DRAIN = SparkApplication(
-    "bootstrap_drain", ("{{ '' if params.verify else '--last' }}",), driver_memory="1g", lean=True
+    *("bootstrap_drain", ("{{ '' if params.verify else '--last' }}",)),
+    driver_memory="1g",
+    lean=True,
+    bound=_SCAN_BOUND,
 )
-REPLICA_VERIFY = SparkApplication("replica_verify", (flag("repair"),), driver_memory="2g")
+REPLICA_VERIFY = SparkApplication("replica_verify", (flag("repair"),), driver_memory="2g", bound=_SCAN_BOUND)
 
 _UNTIL = "--until="
 UNTIL = _UNTIL + "{{ (dag_run.start_date.timestamp() + run_s) | int }}"
@@ -183,7 +204,9 @@ REPLICA_MERGE = SparkApplication("replica_merge", (option("table"),), driver_mem
 def sstable_snapshot(queue: str) -> SparkApplication:
     """Return the application that takes the snapshots of a queue's nodes. It is a plain process, without Spark."""
     of_run = "--bootstrap-run={{ safe_run_id(run_id) }}"
-    return SparkApplication("sstable_snapshot", (of_run,), driver_memory="", queue=queue)
+    return SparkApplication(
+        "sstable_snapshot", (of_run,), driver_memory="", queue=queue, bound="sstable.task_timeout_h"
+    )
 
 
 def commitlog_stage(queue: str) -> SparkApplication:
@@ -195,7 +218,9 @@ def commitlog_stage(queue: str) -> SparkApplication:
 
 def commitlog_archive(queue: str) -> SparkApplication:
     """Return the application that archives the logs of a queue's nodes. It is a plain process, without Spark."""
-    return SparkApplication("commitlog_archive", (), driver_memory="", of_table=False, loop=True, queue=queue)
+    return SparkApplication(
+        "commitlog_archive", (), driver_memory="", of_table=False, loop=True, queue=queue, bound="sync.run_s"
+    )
 
 
 _OF_BACKFILL = "dag_run.run_type == 'backfill'"
@@ -209,6 +234,7 @@ ARCHIVE_REPROCESS = SparkApplication(
     driver_memory="1g",
     lean=True,
     of_table=False,
+    bound="archive.task_timeout_h",
 )
 
 
@@ -382,3 +408,25 @@ def explain_failure(application: str, output: str) -> Failure:
     detail = (errors or exceptions or ["see its output above"])[-1].strip()
     # Spark itself exits with 1, too, when it cannot start or the application does not catch an exception.
     return Failure(f"{detail} [{application}: {end}]", not (spoke and code in _FINAL))
+
+
+_AFTER_TIMEOUT = {
+    "sstable_snapshot": "The scan reads the snapshots that are there, if they are enough. If copies were only slow, "
+    "raise the setting, or sstable.megabytes_per_s. Run the bootstrap again, which copies what is missing",
+    "commitlog_archive": "The next try goes on where it was. Nodes may lack room: see cdcservice status",
+}
+_SLOW_OR_STUCK = "If it was only slow, raise the setting; run it again, which goes on where it stopped"
+
+
+def explain_timeout(application: SparkApplication, longest_s: float) -> Failure:
+    """Explain that a task was stopped because it took too long: a loop is tried again, a step would only hang again.
+
+    :param longest_s: so long it was allowed to take, s
+    """
+    told = f"{longest_s / 3600:g} h" if longest_s >= 3600 else f"{longest_s:g} s"
+    advice = _AFTER_TIMEOUT.get(application.name, _SLOW_OR_STUCK)
+    return Failure(
+        f"it did not end in {told} ({application.bound}), and was stopped: the end of its output, above, shows for "
+        f"what it waited. {advice} [{application.name}: stopped]",
+        application.loop,
+    )

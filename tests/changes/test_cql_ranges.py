@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Callable
-from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -17,8 +17,6 @@ from ringsync.cql.natives import NATIVES
 from ringsync.cql.text.literals import some_literal
 from ringsync.cql.types import Native, UserType, parse_type
 from ringsync.schema.table import Column, TableSchema
-from servers.cassandra import CassandraNode, NodeSettings
-from tests.commitlogs.make import connected
 
 VALUES = range(4)
 SIGNS: dict[str, Callable[[int, int], bool]] = {
@@ -81,27 +79,26 @@ def holds(condition: str, row: tuple[int, ...]) -> bool:
 
 
 @pytest.mark.server
-def test_all_rows_of_a_partition_go_but_not_its_static_cells(cache: Path, tmp_path: Path) -> None:
+def test_all_rows_of_a_partition_go_but_not_its_static_cells(session: Any, keyspace: str) -> None:
     """Whatever the type of the first clustering column."""
     natives = sorted(set(NATIVES) - {"counter", "duration"})
     types = [*natives, *(f"frozen<{one}>" for one in ("list<int>", "set<uuid>", "map<text, int>", "pair"))]
     types += ["tuple<inet, pair>", "vector<float, 3>"]
-    with CassandraNode(tmp_path / "node", NodeSettings().on_free_ports(), cache) as node, connected(node) as cluster:
-        session = cluster.connect()
-        session.execute("CREATE KEYSPACE ks WITH replication = {'class': 'SimpleStrategy', 'replication_factor': 1}")
-        session.execute('CREATE TYPE ks.pair ("First" timeuuid, second boolean)')
-        pair = UserType("ks", "pair", ("First", "second"), (Native("timeuuid"), Native("boolean")), True)
-        for number, name in enumerate(types):
-            session.execute(f"CREATE TABLE ks.t{number} (k int, c {name}, d int, s int STATIC, PRIMARY KEY (k, c, d))")
-            columns = [Column("k", "partition_key", Native("int")), Column("s", "static", Native("int"))]
-            columns += [
-                Column("c", "clustering", parse_type(name, {"pair": pair})),
-                Column("d", "clustering", Native("int")),
-            ]
-            table = TableSchema("ks", f"t{number}", "0" * 32, tuple(columns))
-            literal = some_literal(columns[2].type)
-            session.execute(f"INSERT INTO {table.full_name} (k, c, d, s) VALUES (1, {literal}, 2, 3)")
-            everything = Bound((), True)
-            for piece in range_conditions(table, everything, everything):
-                session.execute(f"DELETE FROM {table.full_name} WHERE k = 1 AND {' AND '.join(piece)}")
-            assert session.execute(f"SELECT c, s FROM {table.full_name}").all() == [(None, 3)], name
+    session.execute(f'CREATE TYPE {keyspace}.pair ("First" timeuuid, second boolean)')
+    pair = UserType(keyspace, "pair", ("First", "second"), (Native("timeuuid"), Native("boolean")), True)
+    for number, name in enumerate(types):
+        session.execute(
+            f"CREATE TABLE {keyspace}.t{number} (k int, c {name}, d int, s int STATIC, PRIMARY KEY (k, c, d))"
+        )
+        columns = [Column("k", "partition_key", Native("int")), Column("s", "static", Native("int"))]
+        columns += [
+            Column("c", "clustering", parse_type(name, {"pair": pair})),
+            Column("d", "clustering", Native("int")),
+        ]
+        table = TableSchema(keyspace, f"t{number}", "0" * 32, tuple(columns))
+        literal = some_literal(columns[2].type)
+        session.execute(f"INSERT INTO {table.full_name} (k, c, d, s) VALUES (1, {literal}, 2, 3)")
+        everything = Bound((), True)
+        for piece in range_conditions(table, everything, everything):
+            session.execute(f"DELETE FROM {table.full_name} WHERE k = 1 AND {' AND '.join(piece)}")
+        assert session.execute(f"SELECT c, s FROM {table.full_name}").all() == [(None, 3)], name

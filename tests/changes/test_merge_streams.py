@@ -130,9 +130,9 @@ def test_a_partition_larger_than_a_batch_keeps_its_head() -> None:
 
 def test_rows_out_of_order_are_refused() -> None:
     rows = batch_of([{"kind": STATIC, "cells": [live("s", 5)], "complex_deletions": [], "p": p} for p in (2, 0)], TABLE)
-    with pytest.raises(ValueError, match="not in their order"):
+    with pytest.raises(ValueError, match="of token 0, is not in its order"):
         list(merge_streams([opened([rows.slice(0, 1), rows.slice(1)])], TABLE))
-    with pytest.raises(ValueError, match="not in their order"):
+    with pytest.raises(ValueError, match="of token 0, is not in its order"):
         list(merge_streams([opened([rows])], TABLE))
 
 

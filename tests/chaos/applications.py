@@ -1,8 +1,9 @@
-"""Spark applications as processes of their own, to be killed."""
+"""Spark applications: as processes of their own, to be killed, and in this process, where nobody kills them."""
 
 from __future__ import annotations
 
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -67,6 +68,15 @@ def finished(log: Path, *arguments: Any, tasks: int | None = None, timeout: floa
     """Run an application to its end; gives the exit code."""
     with started(log, *arguments, tasks=tasks) as process:
         return process.wait(timeout)
+
+
+def finished_here(name: str, conf: Path, table: str, run: str, *options: str) -> int:
+    """Run an application to its end by the Spark of this process, which spares a JVM; gives the exit code.
+
+    What the fixture ``spark`` has started is used: whoever calls this needs it.
+    """
+    main = runpy.run_path(str(PROJECT / "spark_apps" / f"{name}.py"))["main"]
+    return int(main(["--conf", str(conf), "--table", table, "--run", run, *options]))
 
 
 def java_of(pid: int) -> int | None:

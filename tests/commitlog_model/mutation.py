@@ -97,7 +97,10 @@ class Update:
 
     def ttl(self) -> int:
         """The next TTL, in s."""
-        return (self.min_ttl + self.data.uvint()) % (1 << 32)
+        ttl = signed((self.min_ttl + self.data.uvint()) % (1 << 64))
+        if not 0 <= ttl < 1 << 31:
+            raise MalformedError(f"a TTL of {ttl} s")
+        return ttl
 
     def skip_sizes(self) -> int:
         """Skip the size of a row or marker, and that of the one before it. Return where it ends; -1: not told."""

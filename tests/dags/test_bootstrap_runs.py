@@ -19,6 +19,7 @@ AFTER = ["scan", "drain", "verify"]
 ENDS: dict[str, dict[str, list[str]]] = {
     "one fails": {"fail": ["snapshot_rack-1"], "skip": ["snapshot_default"]},
     "too many fail": {"fail": [*SNAPSHOTS, "scan"], "skip": []},
+    "one hangs": {"fail": [], "skip": ["snapshot_default"], "hang": ["snapshot_rack-1"]},
     "no plan": {"fail": ["prepare"], "skip": []},
     "no snapshots": {"fail": [], "skip": SNAPSHOTS},
 }
@@ -29,7 +30,7 @@ import json, sys
 from airflow.dag_processing.dagbag import BundleDagBag
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
-dags, ends = sys.argv[1], json.loads(sys.argv[2])
+dags, ends, hangs = sys.argv[1], json.loads(sys.argv[2]), sys.argv[3]
 dag = BundleDagBag(dags, bundle_path=dags, bundle_name="dags").dags["bootstrap_table"]
 
 def execute(self, context):
@@ -38,7 +39,17 @@ def execute(self, context):
         raise AirflowFailException(self.task_id)
     if self.task_id in end["skip"]:
         raise AirflowSkipException(self.task_id)
+    if self.task_id in end.get("hang", ()):
+        executed(self, context)
 
+def executed(self, context):
+    # A real process, which waits for ever, and Airflow's own clock.
+    module = sys.modules[type(self).__module__]
+    module.prepare_environment = lambda _: None
+    self.path, self.arguments, self.skip_if = hangs, [], ""
+    return processes(self, context)
+
+processes = type(dag.get_task("snapshot_default")).execute
 for operator in {type(task) for task in dag.tasks if task.task_id != "snapshots_ended"}:
     operator.execute = execute
 found = {}
@@ -57,7 +68,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[list[str],
     folder = tmp_path_factory.mktemp("runs")
     nodes = {"10.0.0.1": "rack-1", "10.0.0.2": "rack-2"}
     document = {"server_name": "s", "cassandra": {"contact_points": ["10.0.0.1"]}, "store": {"url": "lake"}}
-    (folder / "ringsync.yaml").write_text(json.dumps({**document, "sync": {"queue_of_node": nodes}}))
+    (folder / "ringsync.yaml").write_text(
+        json.dumps({**document, "sync": {"queue_of_node": nodes}, "sstable": {"task_timeout_h": 3 / 3600}})
+    )
     environment = os.environ | {
         **{"AIRFLOW_HOME": str(folder), "RINGSYNC_CONFIG": str(folder / "ringsync.yaml")},
         **{"AIRFLOW__CORE__LOAD_EXAMPLES": "false", "AIRFLOW__CORE__DAGS_FOLDER": str(DAGS)},
@@ -65,7 +78,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[list[str],
     }
     migrate = [sys.executable, "-m", "airflow", "db", "migrate"]
     subprocess.run(migrate, env=environment, check=True, capture_output=True)
-    command = [sys.executable, "-c", RUNS, str(DAGS), json.dumps(ENDS)]
+    hangs = folder / "hangs.py"
+    hangs.write_text("import time\nprint('asking the node', flush=True)\ntime.sleep(600)\n")
+    command = [sys.executable, "-c", RUNS, str(DAGS), json.dumps(ENDS), str(hangs)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
     assert lines, done.stdout[-3000:] + done.stderr[-3000:]
@@ -83,6 +98,14 @@ def test_a_queue_without_its_snapshot_does_not_stop_the_scan(runs: Any) -> None:
     ran, states, state = runs["too many fail"]
     assert ran[4:] == ["scan"]
     assert (states["drain"], state) == ("upstream_failed", "failed")
+
+
+def test_a_snapshot_that_hangs_is_stopped_and_the_scan_decides(runs: Any) -> None:
+    ran, states, state = runs["one hangs"]
+    assert ran.count("snapshot_rack-1") == 1  # it would only hang again
+    assert ran[4:] == AFTER
+    assert states["snapshot_rack-1"] == "failed"
+    assert states["scan"] == state == "success"
 
 
 def test_without_a_plan_nothing_runs(runs: Any) -> None:

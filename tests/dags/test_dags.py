@@ -1,49 +1,22 @@
 """The DAGs as Airflow sees them: they load, quickly and lightly, refuse bad parameters, and submit what they should."""
 
-import copy
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-DAGS = ROOT / "dags"
+from tests.dags.tasks import DAGS, ROOT, RUN, STARTED, context, parameters, rendered
+
 HEAVY = {"pyspark", "delta", "deltalake", "cassandra", "google", "pyarrow", "numpy", "numba"}
 SYNC = {
     *("commitlog_sync", "out_of_sequence", "replica_merge", "schema_updater"),
     *("commitlog_archive", "archive_reprocess", "alarms"),
 }
-STARTED = 1795234200
-"""When the run began, in seconds since the epoch."""
-RUN = "manual__2026-11-21T04:20:00+00:00"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def airflow_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Airflow reads its settings when it is imported: a home of its own, no database, no examples."""
-    patch = pytest.MonkeyPatch()
-    patch.setenv("AIRFLOW_HOME", str(tmp_path_factory.mktemp("airflow")))
-    patch.setenv("AIRFLOW__CORE__LOAD_EXAMPLES", "false")
-    patch.setenv(
-        "AIRFLOW_CONN_SPARK_DEFAULT", '{"conn_type": "spark", "host": "local[2]", "extra": {"deploy-mode": "client"}}'
-    )
-    patch.delenv("RINGSYNC_SPARK_JARS", raising=False)
-    yield
-    patch.undo()
-
-
-@pytest.fixture(scope="module")
-def bag(airflow_home: None) -> Any:
-    from airflow.dag_processing.dagbag import BundleDagBag
-
-    return BundleDagBag(DAGS, bundle_path=DAGS, bundle_name="dags")
 
 
 def test_all_dags_load_and_no_others(bag: Any) -> None:
@@ -413,33 +386,6 @@ def test_a_notifier_that_cannot_be_made_is_named(watching: Any, name: str, argum
         watching([{"name": name, "arguments": arguments}])
 
 
-@pytest.mark.parametrize(("code", "is_final"), [(0, None), (1, True), (3, True), (4, False), (-9, False)])
-def test_a_process_without_spark(
-    bag: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, is_final: Any
-) -> None:
-    from airflow.sdk.exceptions import AirflowException, AirflowFailException
-
-    task = rendered(bag, "commitlog_archive", "archive", {})
-    module = sys.modules[type(task).__module__]
-    monkeypatch.setattr(module, "prepare_environment", lambda _: None)
-    reported: list[str] = []
-    monkeypatch.setattr(module, "send_report", lambda _, key, *__: reported.append(key))
-    script = tmp_path / "application.py"
-    script.write_text(
-        "import os, sys\nprint('ringsync: error: no room', file=sys.stderr)\nprint('ringsync: report: {}')\n"
-        f"os.kill(os.getpid(), 9) if {code} < 0 else sys.exit({code})\n"
-    )
-    assert (ROOT / "spark_apps" / "commitlog_archive.py").samefile(task.path)
-    task.path = str(script)
-    if is_final is None:
-        task.execute({})
-    else:
-        with pytest.raises(AirflowException, match="no room") as raised:
-            task.execute({})
-        assert isinstance(raised.value, AirflowFailException) == is_final
-    assert reported == [f"reports/commitlog_archive/{RUN}.default.json"]
-
-
 def test_steps_come_in_order(bag: Any) -> None:
     tasks = {task.task_id: task.downstream_task_ids for task in bag.dags["bootstrap_table"].tasks}
     assert tasks == {
@@ -475,26 +421,3 @@ def test_a_queue_takes_snapshots_only_with_mode_sstable(
     other = BundleDagBag(DAGS / "bootstrap_table.py", bundle_path=DAGS, bundle_name="dags")
     assert reasons(other) == ["", "", dry, reading]
     assert other.dags["bootstrap_table"].get_task("snapshot_rack-1").queue == "rack-1"
-
-
-def parameters(bag: Any, dag_id: str, conf: dict[str, Any]) -> dict[str, Any]:
-    """What tasks get as ``params``: the DAG's, with those of the trigger in their place, checked as Airflow does."""
-    merged = copy.deepcopy(bag.dags[dag_id].params)
-    merged.update(conf)
-    checked: dict[str, Any] = merged.validate()
-    return checked
-
-
-def context(params: Any, run_type: str = "manual") -> dict[str, Any]:
-    """What a worker renders templates with."""
-    run = SimpleNamespace(start_date=datetime.fromtimestamp(STARTED, UTC), run_type=run_type)
-    begin, end = (datetime(2026, 11, 20, hour, tzinfo=UTC) for hour in (3, 4))
-    interval = {"data_interval_start": begin, "data_interval_end": end}
-    return {"params": params, "run_id": RUN, "ti": None, "dag_run": run, **interval}
-
-
-def rendered(bag: Any, dag_id: str, task_id: str, conf: dict[str, Any]) -> Any:
-    """A copy of a task with its templates rendered as the worker does."""
-    task = bag.dags[dag_id].get_task(task_id).prepare_for_execution()
-    task.render_template_fields(context(parameters(bag, dag_id, conf)))
-    return task

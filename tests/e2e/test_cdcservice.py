@@ -12,6 +12,9 @@ from typing import Any
 import pytest
 import yaml
 
+from ringsync.config import load_config
+from ringsync.status import read_statuses
+from ringsync.wiring import store_of
 from servers.airflow import Airflow
 from servers.cassandra import CassandraNode
 from servers.jars import fetch
@@ -26,9 +29,14 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(scope="module")
-def cdcservice(cassandra: CassandraNode, tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Iterator[Run]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of the configuration and the store."""
+    return tmp_path_factory.mktemp("e2e")
+
+
+@pytest.fixture(scope="module")
+def cdcservice(cassandra: CassandraNode, folder: Path, cache: Path) -> Iterator[Run]:
     """The command, with an Airflow and a configuration of its own."""
-    folder = tmp_path_factory.mktemp("e2e")
     jars = sorted(fetch("delta", cache).glob("*.jar"))
     environment = {
         "RINGSYNC_CONFIG": str(folder / "ringsync.yaml"),
@@ -86,7 +94,7 @@ def test_bootstrap_from_sstables(cdcservice: Run, session: Any, keyspace: str, c
     assert not list((cassandra.folder / "data").glob("*/*/snapshots/ringsync_*"))
 
 
-def test_changes_are_followed(cdcservice: Run, session: Any, keyspace: str) -> None:
+def test_changes_are_followed(cdcservice: Run, session: Any, keyspace: str, folder: Path) -> None:
     table = f"{keyspace}.changes"
     session.execute(f"CREATE TABLE {table} (id int PRIMARY KEY, v text) WITH cdc = true")
     started = cdcservice("start")
@@ -94,12 +102,15 @@ def test_changes_are_followed(cdcservice: Run, session: Any, keyspace: str) -> N
     assert table in started.stdout
     for i in range(20):
         session.execute(f"INSERT INTO {table} (id, v) VALUES (%s, 'x')", (i,))
-    end = time.monotonic() + 240
+    store, end = store_of(load_config(folder / "ringsync.yaml")), time.monotonic() + 240
+    # The command is not the way to look often: each start of it takes a second or two of a core.
+    while rows_published(read_statuses(store), table) == 0:
+        assert time.monotonic() < end, read_statuses(store)
+        time.sleep(0.5)
     while True:
         status = cdcservice("status", "--json")
         found = json.loads(status.stdout)
-        close = found["loops"].get("bucket_close/close", {"tables": {}})
-        published = close["tables"].get(table, {}).get("rows_published", 0)
+        published = rows_published(found["loops"], table)
         if status.returncode == 0 and published == 20:
             break
         assert published <= 20, found
@@ -108,3 +119,9 @@ def test_changes_are_followed(cdcservice: Run, session: Any, keyspace: str) -> N
     stopped = cdcservice("stop", "--timeout", "120")
     assert stopped.returncode == 0, stopped.stdout + stopped.stderr
     assert cdcservice("status").returncode == 1
+
+
+def rows_published(loops: dict[str, Any], table: str) -> int:
+    """What the loop that closes buckets tells of a table."""
+    tables = loops.get("bucket_close/close", {"tables": {}})["tables"]
+    return int(tables.get(table, {}).get("rows_published", 0))

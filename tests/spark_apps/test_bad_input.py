@@ -1,20 +1,26 @@
 """What a user can get wrong, tried on the program that meets it first: one clear line, exit code 3, nothing written."""
 
+import io
+import logging
 import os
+import runpy
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from ringsync.cluster.session import close_all
 from ringsync.state.session import StateSession
 from servers.cassandra import CassandraNode, NodeSettings
 from servers.ports import free_port
 
 PROJECT = Path(__file__).parents[2]
+PROGRAM = PROJECT / "spark_apps" / "bootstrap_prepare.py"
 pytestmark = pytest.mark.server
 
 
@@ -56,19 +62,52 @@ def document(guarded: CassandraNode, tmp_path: Path) -> dict[str, Any]:
     }
 
 
-def prepare(folder: Path, document: dict[str, Any] | str, table: str = "shop.orders", *options: str) -> tuple[int, str]:
-    """Run ``bootstrap_prepare``: its exit code and everything it printed."""
+def configured(folder: Path, document: dict[str, Any] | str, table: str, *options: str) -> list[str]:
+    """Write a configuration; gives the arguments of an application."""
     (folder / "ringsync.yaml").write_text(document if isinstance(document, str) else yaml.safe_dump(document))
-    command = [sys.executable, str(PROJECT / "spark_apps" / "bootstrap_prepare.py")]
-    command += ["--conf", str(folder / "ringsync.yaml"), "--table", table, "--run", "test", *options]
+    return ["--conf", str(folder / "ringsync.yaml"), "--table", table, "--run", "test", *options]
+
+
+def prepare_alone(arguments: list[str]) -> tuple[int, str]:
+    """Run ``bootstrap_prepare`` as a process: its exit code and everything it printed."""
     environment = {**os.environ, "PYTHONPATH": str(PROJECT / "include")}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, check=False)
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), *arguments],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=120,
+        check=False,
+    )
     return done.returncode, done.stdout + done.stderr
 
 
-def refused(folder: Path, document: dict[str, Any] | str, table: str = "shop.orders", *options: str) -> str:
+def prepare_here(arguments: list[str]) -> tuple[int, str]:
+    """The same in this process, which imports everything once. What is logged is printed, as in a process alone; only
+    the driver sees to it that its own is not."""
+    output = io.StringIO()
+    handler = logging.StreamHandler(output)
+    handler.setLevel(logging.WARNING)
+    handler.addFilter(lambda record: not record.name.startswith("cassandra."))
+    logging.getLogger().addHandler(handler)
+    try:
+        with redirect_stdout(output), redirect_stderr(output):
+            code = runpy.run_path(str(PROGRAM))["main"](arguments)
+    finally:
+        logging.getLogger().removeHandler(handler)
+        close_all()
+    return int(code), output.getvalue()
+
+
+def refused(
+    folder: Path,
+    document: dict[str, Any] | str,
+    table: str = "shop.orders",
+    *options: str,
+    prepare: Callable[[list[str]], tuple[int, str]] = prepare_here,
+) -> str:
     """The error of a run that must be refused."""
-    code, output = prepare(folder, document, table, *options)
+    code, output = prepare(configured(folder, document, table, *options))
     assert code == 3, output
     assert "Traceback" not in output
     assert "sesame" not in output
@@ -77,14 +116,14 @@ def refused(folder: Path, document: dict[str, Any] | str, table: str = "shop.ord
 
 
 def test_what_works(document: dict[str, Any], tmp_path: Path) -> None:
-    code, output = prepare(tmp_path, document)
+    code, output = prepare_alone(configured(tmp_path, document, "shop.orders"))
     assert code == 0, output
     assert list(tmp_path.glob("lake/plans/bootstrap/test.json"))
     assert list(tmp_path.glob("lake/reports/bootstrap_prepare/test.json"))
 
 
 def test_unknown_table(document: dict[str, Any], tmp_path: Path) -> None:
-    error = refused(tmp_path, document, "shop.order")
+    error = refused(tmp_path, document, "shop.order", prepare=prepare_alone)
     assert "shop.order" in error
     assert "did you mean" in error.lower()
     assert "orders" in error

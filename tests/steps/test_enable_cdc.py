@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import ringsync.cluster.shared
 from ringsync.cluster.node import OneNode, one_node
 from ringsync.cluster.schema import read_table
 from ringsync.cluster.session import ClusterError, ClusterSettings, connect
 from ringsync.cluster.shared import Shared
+from ringsync.schema.table import TableSchema
+from ringsync.steps.application import StepError
 from ringsync.steps.bootstrap import enable_cdc as prepare_cdc
 from ringsync.steps.bootstrap.enable_cdc import enable_cdc
 from ringsync.storage.local import LocalStore
@@ -19,6 +24,7 @@ from servers.cassandra import CassandraNode, NodeSettings
 pytestmark = pytest.mark.server
 
 GRACE = "SELECT gc_grace_seconds FROM system_schema.tables WHERE keyspace_name = 'shop' AND table_name = 'orders'"
+NAMES = ("one", "two", "three")
 
 
 @pytest.mark.parametrize("version", ["4.1", "5.0"])
@@ -47,22 +53,22 @@ def test_what_was_prepared_before_is_captured(tmp_path: Path, cache: Path, versi
             orders, shared = read_table(own, "shop", "orders"), Shared(own)
             store = LocalStore(tmp_path / "lake")
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(prepare_cdc, "one_node", lambda session: DiesAfterOne(one_node(session)))
+                patch.setattr(prepare_cdc, "one_node", lambda session: Dies(one_node(session), after=1))
                 with pytest.raises(Killed):
-                    enable_cdc(shared, store, orders)
+                    enable_cdc(shared, store, [orders])
             assert session.execute(GRACE).one() != grace
-            assert enable_cdc(shared, store, orders) == "was enabled"
+            assert enable_cdc(shared, store, [orders]) == ["was enabled"]
             assert session.execute(GRACE).one() == grace
             session.execute("ALTER TABLE shop.orders WITH cdc = false")
-            assert enable_cdc(shared, store, orders) == "enabled now"
-            assert enable_cdc(shared, store, orders) == "was enabled"
+            assert enable_cdc(shared, store, [orders]) == ["enabled now"]
+            assert enable_cdc(shared, store, [orders]) == ["was enabled"]
             assert session.execute(GRACE).one() == grace
             assert not store.list()
             # A run that was killed may have altered the table a moment ago: other nodes may not know of it yet.
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(own.cluster.control_connection, "wait_for_schema_agreement", lambda: False)
-                with pytest.raises(ClusterError, match="the nodes do not agree on the schema: try again"):
-                    enable_cdc(shared, store, orders)
+                patch.setattr(ringsync.cluster.shared, "nodes_behind", lambda _: frozenset({"10.0.0.2"}))
+                with pytest.raises(ClusterError, match=r"the nodes do not agree on the schema \(10.0.0.2\): try again"):
+                    enable_cdc(shared, store, [orders])
             session.execute(prepared["orders"], (2,))
             deadline = time.monotonic() + 20
             while not indexes(node):
@@ -72,21 +78,117 @@ def test_what_was_prepared_before_is_captured(tmp_path: Path, cache: Path, versi
             cluster.shutdown()
 
 
+@pytest.fixture(scope="module")
+def own(cassandra: CassandraNode) -> Any:
+    """A session of ringsync."""
+    return connect(ClusterSettings((cassandra.contact_point,), cassandra.port))
+
+
+@pytest.fixture
+def tables(session: Any, own: Any, keyspace: str) -> list[TableSchema]:
+    """Three tables without cdc."""
+    for name in NAMES:
+        session.execute(f"DROP TABLE IF EXISTS {keyspace}.{name}")
+        session.execute(f"CREATE TABLE {keyspace}.{name} (id int PRIMARY KEY) WITH gc_grace_seconds = 7")
+    return [read_table(own, keyspace, name) for name in NAMES]
+
+
+def options(session: Any, tables: list[TableSchema]) -> list[tuple[bool, int]]:
+    return [tuple(session.execute(prepare_cdc.OPTIONS, (one.keyspace, one.name)).one()) for one in tables]
+
+
+@pytest.mark.parametrize("after", range(7))
+def test_a_kill_between_any_two_statements_is_mended(
+    session: Any, own: Any, tables: list[TableSchema], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
+) -> None:
+    shared, store = Shared(own), LocalStore(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(prepare_cdc, "one_node", lambda session: Dies(one_node(session), after))
+        if after < 6:
+            with pytest.raises(Killed):
+                enable_cdc(shared, store, tables)
+        else:
+            enable_cdc(shared, store, tables)
+    altered = min(after, 3)
+    assert [cdc for cdc, _ in options(session, tables)] == [True] * altered + [False] * (3 - altered)
+    done = enable_cdc(shared, store, tables)
+    assert done == ["was enabled"] * altered + ["enabled now"] * (3 - altered)
+    assert options(session, tables) == [(True, 7)] * 3
+    assert not store.list()
+
+
+def test_cdc_that_was_switched_off_after_a_kill_costs_no_gc_grace_seconds(
+    session: Any, own: Any, tables: list[TableSchema], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The seconds that a killed run had set for a moment were taken for the table's own."""
+    shared, store = Shared(own), LocalStore(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(prepare_cdc, "one_node", lambda session: Dies(one_node(session), after=1))
+        with pytest.raises(Killed):
+            enable_cdc(shared, store, tables[:1])
+    session.execute(f"ALTER TABLE {tables[0].full_name} WITH cdc = false")
+    assert enable_cdc(shared, store, tables[:1]) == ["enabled now"]
+    assert options(session, tables[:1]) == [(True, 7)]
+
+
+def test_all_nodes_agree_before_and_after_the_moment_once_for_all_tables(
+    own: Any, tables: list[TableSchema], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    behind = ringsync.cluster.shared.nodes_behind
+
+    def agreed(session: Any) -> frozenset[str]:
+        done.append("agreed")
+        return behind(session)
+
+    monkeypatch.setattr(ringsync.cluster.shared, "nodes_behind", agreed)
+    monkeypatch.setattr(prepare_cdc, "one_node", lambda session: Tells(one_node(session), done))
+    enable_cdc(Shared(own), LocalStore(tmp_path), tables)
+    begun, over = ["cdc = true AND gc_grace_seconds = 8"] * 3, ["gc_grace_seconds = 7"] * 3
+    assert done == ["agreed", *begun, "agreed", *over, "agreed"]
+
+
+def test_a_table_that_may_not_be_altered_fails_alone(
+    session: Any, own: Any, tables: list[TableSchema], tmp_path: Path
+) -> None:
+    gone = replace(tables[1], name="gone")
+    store = LocalStore(tmp_path)
+    first, failure, last = enable_cdc(Shared(own), store, [tables[0], gone, tables[2]])
+    assert (first, last) == ("enabled now", "enabled now")
+    assert isinstance(failure, StepError)
+    assert str(failure).endswith("gone is gone: it was dropped")
+    assert options(session, [tables[0], tables[2]]) == [(True, 7)] * 2
+    assert not store.list()
+
+
 class Killed(BaseException):
     """The process ends here."""
 
 
-class DiesAfterOne:
-    """A node that is asked once by a process that is killed then."""
+class Dies:
+    """A node that a process asks to alter tables, until it is killed."""
 
-    def __init__(self, node: OneNode) -> None:
-        self._node, self._asked = node, False
+    def __init__(self, node: OneNode, after: int) -> None:
+        self._node, self._left = node, after
 
-    def execute(self, query: str) -> None:
-        if self._asked:
-            raise Killed
-        self._asked = True
-        self._node.execute(query)
+    def execute(self, query: str, parameters: Any = None) -> Any:
+        if query.startswith("ALTER"):
+            if not self._left:
+                raise Killed
+            self._left -= 1
+        return self._node.execute(query, parameters)
+
+
+class Tells:
+    """A node that tells how tables were altered."""
+
+    def __init__(self, node: OneNode, told: list[str]) -> None:
+        self._node, self._told = node, told
+
+    def execute(self, query: str, parameters: Any = None) -> Any:
+        if query.startswith("ALTER"):
+            self._told.append(query.partition(" WITH ")[2])
+        return self._node.execute(query, parameters)
 
 
 def indexes(node: CassandraNode) -> list[Path]:

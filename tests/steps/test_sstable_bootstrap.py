@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -277,6 +278,49 @@ def test_cancelling_clears_the_snapshot(world: World, troubled: str) -> None:
     world.step("sstable_snapshot", troubled, "cancelled")
     assert (len(world.snapshots()), len(world.copies())) == (1, 2)  # when it was begun, and the manifest
     world.cancel(troubled)
+    assert world.snapshots() == world.copies() == []
+
+
+def test_a_snapshot_that_is_copied_stops_when_it_is_cancelled(
+    world: World, troubled: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sstable_snapshot, "PIECE_BYTES", 1000)
+    change_conf(world.conf, sstable={"nodetool": nodetool_of(world.node), "megabytes_per_s": 0.0001})  # for minutes
+    bootstrap = prepare(world.conf, troubled, "stopped")
+    with ThreadPoolExecutor(1) as pool:
+        copying = pool.submit(world.step, "sstable_snapshot", troubled, "stopped")
+        deadline = time.monotonic() + 60
+        while len(world.copies()) < 3:
+            assert not copying.done(), copying.result()
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        assert world.store.list("status/bootstrap/") != []
+        world.cancel(troubled)
+        cancelled_s = time.monotonic()
+        with pytest.raises(StepError, match=rf"bootstrap {bootstrap} of {troubled} was cancelled: trigger .* removed"):
+            copying.result(timeout=60)
+    assert time.monotonic() - cancelled_s < 15
+    assert world.snapshots() == world.copies() == []
+    assert world.store.list("status/bootstrap/") == []
+    assert world.state.alive(bootstrap) is None
+
+
+@pytest.mark.parametrize("read", ["upload", "in_place"])
+def test_a_snapshot_that_was_just_taken_when_it_is_cancelled_is_removed(
+    world: World, troubled: str, read: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The manifest comes right after the one that cancels has removed all that it has found."""
+    change_conf(world.conf, sstable={"nodetool": nodetool_of(world.node), "read": read})
+    prepare(world.conf, troubled, f"late-{read}")
+    put_manifest = sstable_snapshot.put_manifest
+
+    def put_late(*arguments: Any) -> None:
+        world.cancel(troubled)
+        put_manifest(*arguments)
+
+    monkeypatch.setattr(sstable_snapshot, "put_manifest", put_late)
+    with pytest.raises(StepError, match=rf"of {troubled} was cancelled: trigger .* removed"):
+        world.step("sstable_snapshot", troubled, f"late-{read}")
     assert world.snapshots() == world.copies() == []
 
 

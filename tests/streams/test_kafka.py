@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from ringsync.streams.kafka.client import KafkaSettings, KafkaTopics
 from ringsync.streams.messages import Messages
 from ringsync.streams.relay import relay
 from ringsync.streams.sink import BrokerUnavailableError, CursorError, RelayError
-from servers.kafka import BrokerSettings, KafkaBroker
+from servers.kafka import KafkaBroker
 from tests.kafka_reading import Record, avro_of, json_payload, kafka_messages, read_topic
 from tests.steps.late_files import RangeDelete, Write
 from tests.streams.outbox import changes, notes, outbox, publish, published
@@ -43,12 +42,6 @@ def wait_to_be_killed():
 with KafkaTopics(KafkaSettings((sys.argv[1],))) as kafka:
     relay(LocalStore(sys.argv[2]), sys.argv[3], kafka, stop=wait_to_be_killed)
 """
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Iterator[KafkaBroker]:
-    with KafkaBroker(tmp_path_factory.mktemp("kafka"), BrokerSettings().on_free_ports(), cache) as found:
-        yield found
 
 
 def settings_of(broker: KafkaBroker, **other: Any) -> KafkaSettings:

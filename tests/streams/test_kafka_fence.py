@@ -68,12 +68,6 @@ with KafkaTopics(KafkaSettings((bootstrap,))) as kafka:
 """
 
 
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Iterator[KafkaBroker]:
-    with KafkaBroker(tmp_path_factory.mktemp("kafka"), BrokerSettings().on_free_ports(), cache) as found:
-        yield found
-
-
 def publish_passes(stream: FileStream, *numbers: int) -> None:
     """Passes that each write the same rows anew."""
     for number in numbers:

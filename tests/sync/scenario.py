@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import runpy
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +13,7 @@ from cassandra import InvalidRequest, OperationTimedOut, Unavailable, WriteFailu
 from cassandra.cluster import NoHostAvailable
 
 from ringsync.steps.application import ExitCode
-from tests.chaos.applications import PROJECT
+from tests.chaos.applications import finished_here
 from tests.commitlogs.workload import KEYSPACE, random_schema, random_statements, tables
 from tests.sync.pipeline import EXCLUDED, LOOPS, Pipeline
 
@@ -110,9 +109,8 @@ def bootstrap(conf: Path, table: str, run: str, during: Sequence[Callable[[], ob
     :param during: done after each application but the last
     """
     for place, name in enumerate(("bootstrap_prepare", "bootstrap_scan", "bootstrap_drain")):
-        application = runpy.run_path(str(PROJECT / "spark_apps" / f"{name}.py"))
         # As Airflow does: a step fails, say, when another process relays the topic to Kafka just now.
-        tries = (application["main"](["--conf", str(conf), "--table", table, "--run", run]) for _ in range(3))
+        tries = (finished_here(name, conf, table, run) for _ in range(3))
         assert ExitCode.OK in tries, (name, table)
         if place < len(during):
             during[place]()

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,11 @@ from ringsync.cluster.schema import read_table
 from ringsync.config import load_config
 from ringsync.config.sync import Sync
 from ringsync.storage.port import ObjectStore
-from servers.cluster import connected, three_nodes
+from servers.cluster import connected, creating, three_nodes
 from tests.sync import by_keys, scenario, under_way
 from tests.sync.judge import judge, stream_messages
 from tests.sync.pipeline import Pipeline, pipeline, wait_until_drained, write_conf
-from tests.sync.scenario import bootstrap, kill_and_start, start_loops, statements, write
+from tests.sync.scenario import bootstrap, start_loops, statements, write
 
 pytestmark = [pytest.mark.server, pytest.mark.spark]
 
@@ -50,15 +51,15 @@ def run(
 ) -> Iterator[Run]:
     """All that happens. In three turns each table has each way to find the row after a change."""
     turn, folder = request.param, tmp_path_factory.mktemp("run")
-    with three_nodes(folder / "nodes", cache, 71) as nodes, connected(nodes, ConsistencyLevel.ALL) as session:
-        for suite in (scenario, under_way, by_keys):
-            suite.create_schema(session)
+    with three_nodes(folder / "nodes", cache, 71) as nodes:
+        with creating(nodes[0]) as creator:
+            for suite in (scenario, under_way, by_keys):
+                suite.create_schema(creator)
         sync = {"tables": scenario.modes(turn) | under_way.modes(turn) | by_keys.modes(turn)}
-        conf = write_conf(folder, nodes, sync=sync, replica={"unrepresentable_values": "error"})
-        with pipeline(conf, folder, cache) as running:
-            writer = everything(running, session, turn)
-            assert write_conf(folder, nodes, sync=sync, replica={"unrepresentable_values": "raw"}) == conf
-            kill_and_start(running, "bucket_close")
+        configure = partial(write_conf, folder, nodes, sync=sync)
+        conf = configure(replica={"unrepresentable_values": "error"})
+        with connected(nodes, ConsistencyLevel.ALL) as session, pipeline(conf, folder, cache) as running:
+            writer = everything(running, session, turn, partial(configure, replica={"unrepresentable_values": "raw"}))
             wait_until_drained(running.store, DRAINED_S, running.check)
             under_way.antidote(session)
             by_keys.remove(session)
@@ -67,8 +68,12 @@ def run(
             yield Run(turn, conf, session, running.store, load_config(conf).sync)
 
 
-def everything(running: Pipeline, session: Any, turn: int) -> under_way.Writer:
-    """All types and kinds of statements; tables are copied in the middle, altered and dropped, loops are killed."""
+def everything(running: Pipeline, session: Any, turn: int, allow_poison: Callable[[], object]) -> under_way.Writer:
+    """All types and kinds of statements; tables are copied in the middle, altered and dropped, loops are killed.
+
+    :param allow_poison: changes the configuration for the loops that start from then on. The last start of
+        ``bucket_close`` is in the middle: rows of a table that was dropped wait a minute from there
+    """
     workload, writer, keys = statements(14, 600), under_way.Writer(session), random.Random(8)
 
     def write_keys(changes: int) -> None:
@@ -90,13 +95,14 @@ def everything(running: Pipeline, session: Any, turn: int) -> under_way.Writer:
     for _ in range(20):
         write_keys(20)
         writer.write(0.5, without=("gone",))
+    under_way.wait_until_it_fails(running, under_way.POISONED)
+    allow_poison()
     under_way.fallen_behind(running, writer)
     write(session, workload, 600)
     for _ in range(20):
         write_keys(20)
         writer.write(0.5, without=("gone",))
     by_keys.fill(session)
-    under_way.wait_until_it_fails(running, under_way.POISONED)
     for table in under_way.copied_again(turn):
         bootstrap(running.conf, table, f"{table}-again")
     return writer

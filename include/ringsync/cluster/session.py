@@ -139,6 +139,9 @@ def _open(settings: ClusterSettings) -> Session:
             control_connection_timeout=settings.connect_timeout_s,
             # We read the schemas we need ourselves: a cluster may have thousands of tables.
             schema_metadata_enabled=False,
+            # It would wait for gossip after each statement. Who changes the schema waits as suits
+            # (ringsync.cluster.agreement).
+            max_schema_agreement_wait=0,
         )
     except UnresolvableContactPoints as error:
         points = ", ".join(settings.contact_points)

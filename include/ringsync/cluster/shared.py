@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from ringsync.cluster.agreement import nodes_behind
 from ringsync.cluster.cluster import read_hosts, read_replications
 from ringsync.cluster.node import ask_one, one_node, schema_version
 from ringsync.cluster.schema import SYSTEM_KEYSPACES, read_table, tables_of
@@ -19,6 +21,7 @@ from ringsync.cluster.session import ClusterError
 from ringsync.ring.ring import Host, RingSnapshot
 from ringsync.schema.table import TableSchema
 
+Asked = TypeVar("Asked")
 Read = TypeVar("Read")
 TableName = tuple[str, str]
 """Keyspace and table, without quotes."""
@@ -45,6 +48,43 @@ class Reading(Generic[Read]):
                 began = self._clock()
                 self._latest = began, self._read(moment_s)
             return self._latest[1]
+
+
+class Together(Generic[Asked, Read]):
+    """Something that several threads want done, each for its own: what waits is done together, by one of them.
+
+    :param work: does it for some, in the order in which they came; gives for each its result, or why it failed
+    """
+
+    def __init__(self, work: Callable[[Sequence[Asked]], Sequence[Read | Exception]]) -> None:
+        self._work = work
+        self._lock, self._working = threading.Lock(), threading.Lock()
+        self._waiting: list[tuple[Asked, Future[Read]]] = []
+
+    def do(self, asked: Asked) -> Read:
+        """Have it done, and return the result; raise why it failed. An error of the work is that of all it was for."""
+        future: Future[Read] = Future()
+        with self._lock:
+            self._waiting.append((asked, future))
+        with self._working:
+            if not future.done():  # another thread may have done it in the meantime
+                self._do_all()
+        return future.result()
+
+    def _do_all(self) -> None:
+        with self._lock:
+            group, self._waiting = self._waiting, []
+        try:
+            results = self._work([asked for asked, _ in group])
+        except BaseException as error:
+            for _, future in group:
+                future.set_exception(error)
+            return
+        for (_, future), result in zip(group, results, strict=True):
+            if isinstance(result, Exception):
+                future.set_exception(result)
+            else:
+                future.set_result(result)
 
 
 @dataclass(frozen=True)
@@ -86,17 +126,14 @@ class Shared:
 
     :param session: a ``cassandra.cluster.Session`` with the driver's default row factory
     :param known: all tables; None: for a run of one table, which reads just that one
-    :ivar schema_changes: to be held while the schema is changed: changes go one after another
     """
 
     def __init__(self, session: Any, known: KnownTables | None = None) -> None:
         self.session, self.known = session, known
-        self.schema_changes = threading.Lock()
         self._lock = threading.Lock()
         self._hosts: Reading[tuple[Host, ...]] = Reading(lambda _: read_hosts(session))
         self._rings: dict[str, Reading[RingSnapshot]] = {}
-        # The driver's own answer is always no: our sessions read no schema metadata.
-        self._agreement = Reading(lambda _: session.cluster.control_connection.wait_for_schema_agreement())
+        self._behind = Reading(lambda _: nodes_behind(session))
 
     def table(self, keyspace: str, name: str) -> TableSchema:
         """Return a table as it is now.
@@ -128,8 +165,10 @@ class Shared:
         :param moment_s: of the monotonic clock, s
         :raises ClusterError: they do not
         """
-        if not self._agreement.since(moment_s):
-            raise ClusterError("the nodes do not agree on the schema: try again once all of them are up")
+        if behind := self._behind.since(moment_s):
+            raise ClusterError(
+                f"the nodes do not agree on the schema ({', '.join(sorted(behind))}): try again once all of them are up"
+            )
 
     @property
     def datacenter(self) -> str:

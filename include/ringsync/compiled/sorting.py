@@ -10,7 +10,7 @@ from __future__ import annotations
 from numba import njit
 
 from ringsync.compiled.arrow import Places32
-from ringsync.compiled.memory import KERNEL, load8, load64, load64_native, store64
+from ringsync.compiled.memory import KERNEL, load8, load32, load64, load64_native, store64
 
 RECORD_BYTES = 48
 NUMBER, FIRST, FIRST_LENGTH, PREFIX, SECOND, SECOND_LENGTH = range(0, RECORD_BYTES, 8)
@@ -23,12 +23,22 @@ _BLOCK = 12
 def compare_bytes(p: int, p_length: int, q: int, q_length: int) -> int:
     """Compare bytes by unsigned order, the shorter first. Return a negative number, zero or a positive number."""
     shorter = min(p_length, q_length)
+    if shorter >= 8:
+        last, done = shorter - 8, 0
+        while True:
+            x, y = load64(p + done), load64(q + done)
+            if x != y:
+                return -1 if (x ^ _SIGN) < (y ^ _SIGN) else 1
+            if done == last:
+                return p_length - q_length
+            # The last eight bytes may overlap those before, which are equal.
+            done = min(done + 8, last)
     done = 0
-    while done + 8 <= shorter:
-        x, y = load64(p + done), load64(q + done)
+    if shorter >= 4:
+        x, y = load32(p), load32(q)
         if x != y:
-            return -1 if (x ^ _SIGN) < (y ^ _SIGN) else 1
-        done += 8
+            return -1 if x < y else 1
+        done = 4
     while done < shorter:
         difference: int = load8(p + done) - load8(q + done)
         if difference:

@@ -241,6 +241,7 @@ class Scan(Section):
     file_size_mb: Annotated[int, Field(ge=1, le=1024)] = 64
     commit_interval_s: Annotated[float, Field(gt=0)] = 60.0
     max_failed_ranges: Annotated[int, Field(ge=0)] = 20
+    task_timeout_h: Annotated[float, Field(gt=0)] = 168.0
     on_topology_change: Literal["continue", "fail"] = "continue"
 
 
@@ -267,6 +268,7 @@ class SSTables(Section):
     uploads: Annotated[int, Field(ge=1, le=32)] = 4
     free_space_factor: Annotated[float, Field(ge=0)] = 1.0
     max_age_h: Annotated[float, Field(gt=0)] = 168.0
+    task_timeout_h: Annotated[float, Field(gt=0)] = 24.0
     memory_mb: Annotated[int, Field(ge=16)] = 256
 
     def nodetool_of(self, address: str, host_id: str) -> tuple[str, ...]:
@@ -311,6 +313,7 @@ class Archive(Section):
     megabytes_per_s: Annotated[float, Field(gt=0)] | None = None
     uploads: Annotated[int, Field(ge=1, le=32)] = 4
     retention_days: Annotated[float, Field(gt=0)] = 30.0
+    task_timeout_h: Annotated[float, Field(gt=0)] = 24.0
 
 
 class Notifier(Section):

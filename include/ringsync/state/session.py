@@ -61,10 +61,12 @@ class StateSession:
         self._sleep = sleep
         self._prepared: dict[str, PreparedStatement] = {}
 
-    def create(self, replication: Mapping[str, str]) -> None:
+    def create(self, replication: Mapping[str, str], wait: Callable[[], object] = lambda: None) -> None:
         """Create missing tables, and the keyspace if it is missing.
 
         :param replication: replication map of the keyspace, as in CQL
+        :param wait: waits until all nodes know of a change, before the next one goes to another node; the default is
+            for sessions that do so themselves
         :raises StateError: they cannot be created; the message names the permissions
         """
         existing = self._existing()
@@ -75,6 +77,7 @@ class StateSession:
         try:
             for statement in statements:
                 self._repeat(partial(self._session.execute, statement))
+                wait()
         except StateError as error:
             raise type(error)(
                 f"ringsync's own keyspace {self.keyspace} cannot be created: {error.__cause__}. Let an administrator "

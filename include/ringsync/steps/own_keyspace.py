@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
+from ringsync.cluster.agreement import nodes_behind
 from ringsync.cluster.cluster import read_hosts
 from ringsync.config import Config
 from ringsync.ring.ring import Host
@@ -19,10 +21,10 @@ def create_state(session: Any, config: Config) -> None:
     """
     state = StateSession(session, config.state.keyspace)
     if not state.has(TABLES):
-        state.create(config.state.replication or replication(read_hosts(session)))
+        state.create(config.state.replication or replication(read_hosts(session)), partial(nodes_behind, session))
     # Another application may be creating them right now, and only the node that it asked knows them at first. If nodes
     # disagree for another reason, the first use of a missing table fails with an error of its own.
-    session.cluster.control_connection.wait_for_schema_agreement()
+    nodes_behind(session)
 
 
 def replication(hosts: Sequence[Host]) -> Mapping[str, str]:

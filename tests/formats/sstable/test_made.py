@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections import Counter
 from typing import Any
 
@@ -10,11 +11,12 @@ import pytest
 
 from ringsync.changes.reconcile.streams import MergedPart, Stream, merge_streams
 from ringsync.formats.sstable.data import Loss
+from ringsync.formats.sstable.errors import SSTableError
 from ringsync.formats.sstable.sstables import SSTable, capacity_of, merged_rows, open_sstable
 from ringsync.images.from_streams import images_of_part
 from ringsync.ring.tokens import WHOLE_RING
 from ringsync.schema.table import TableSchema
-from tests.formats.sstable.maker import TABLE_ID, int32, partition, row, sized, sstable, statistics, table_of
+from tests.formats.sstable.maker import TABLE_ID, int32, partition, row, sized, sstable, statistics, table_of, uvint
 
 WITH_ID = f") WITH ID = {TABLE_ID[:8]}-{TABLE_ID[8:12]}-{TABLE_ID[12:16]}-{TABLE_ID[16:20]}-{TABLE_ID[20:]}"
 
@@ -99,3 +101,79 @@ def test_a_table_without_clustering_has_one_image_of_each_key(seed: int) -> None
     whole = images([cut(one, 1000) for one in found])
     for size in (1, 2, 3):
         assert images([cut(one, size + number) for number, one in enumerate(found)]) == whole
+
+
+@pytest.mark.parametrize("with_source", [True, False])
+def test_rows_that_are_not_in_their_order_are_named_or_merged_right(with_source: bool) -> None:
+    """No check of a file finds them. Whatever is read side by side: no row comes out twice, or too early."""
+    refused = [_is_refused(random.Random(seed), with_source) for seed in range(25)]
+    assert sum(refused) > 5
+
+
+def _is_refused(chance: random.Random, with_source: bool) -> bool:
+    stats = statistics("Int32Type", ["UTF8Type"], [("v", "UTF8Type")])
+
+    def made(number: int, swapped: bool) -> SSTable:
+        partitions = {}
+        for key in range(4):
+            rows = [row(b"\0" + sized(b"%020d" % at), [sized(b"x" * 300)], number) for at in range(900)]
+            if swapped and key == 2:
+                one, other = (chance.randrange(len(rows)) for _ in range(2))
+                rows[one], rows[other] = rows[other], rows[one]
+            partitions[int32(key)] = partition(int32(key), rows)
+        return open_sstable(sstable(partitions, stats, number, "/folder"), wide_table())
+
+    sstables = [made(1, swapped=True), made(2, swapped=False), made(3, swapped=False)]
+    parts = [(one, part) for one in sstables for part in one.parts(WHOLE_RING)]
+    found: list[tuple[int, bytes | None]] = []
+    problem = ""
+    try:
+        for merged in merged_rows(parts, wide_table(), lost_none, memory_bytes=2**20, with_source=with_source):
+            rows = merged.rows
+            found += [(int(rows.token[at]), rows.clustering.value(at)) for at in range(len(rows))]
+    except SSTableError as error:
+        problem = str(error)
+    assert not problem or re.match(
+        r"/folder/nb-1-big-Data.db: the row at [\d,]+ \(uncompressed\), of token -?\d+, is not in its order; "
+        "the file is damaged or was cut off: take",
+        problem,
+    )
+    assert bool(problem) == (len(found) < 4 * 900)
+    assert len(set(found)) == len(found)
+    assert found == sorted(found)
+    return bool(problem)
+
+
+def lost_none(loss: Loss) -> None:
+    raise AssertionError(loss)
+
+
+def losses(made: SSTable) -> list[Loss]:
+    (part,) = made.parts(WHOLE_RING)
+    plain = [loss for batch in made.plain_rows(part) for loss in batch.losses]
+    assert plain == [loss for batch in made.rows(part) for loss in batch.losses]
+    return plain
+
+
+def test_a_partition_without_its_end_is_told() -> None:
+    """The file may have been cut off behind any of its rows."""
+    content = partition(int32(1), [row(b"\0" + sized(b"c"), [sized(b"x")], 5)])
+    stats = statistics("Int32Type", ["UTF8Type"], [("v", "UTF8Type")])
+    assert losses(open_sstable(sstable({int32(1): content}, stats), wide_table())) == []
+    (lost,) = losses(open_sstable(sstable({int32(1): content[:-1]}, stats), wide_table()))
+    assert (lost.position, lost.length) == (len(content) - 1, 1)
+    assert "has no end" in lost.reason
+
+
+@pytest.mark.parametrize("ttl", [1, 2**31 - 1, 2**31, 2**32 + 1, 2**63])
+@pytest.mark.parametrize("of_row", [True, False])
+def test_a_ttl_that_cassandra_cannot_have_written_is_a_loss(ttl: int, of_row: bool) -> None:
+    times = uvint(ttl) + uvint(100)
+    if of_row:
+        flags, body = b"\x2c", uvint(0) + uvint(5) + times + b"\x1a" + sized(b"x")
+    else:  # of the cell, which has the expiry before the TTL
+        flags, body = b"\x24", uvint(0) + uvint(5) + b"\x0a" + uvint(100) + uvint(ttl) + sized(b"x")
+    content = flags + b"\0" + sized(b"c") + uvint(len(body)) + body
+    stats = statistics("Int32Type", ["UTF8Type"], [("v", "UTF8Type")])
+    made = open_sstable(sstable({int32(1): partition(int32(1), [content])}, stats), wide_table())
+    assert len(losses(made)) == (ttl >= 2**31)

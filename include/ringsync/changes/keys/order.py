@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from ringsync.changes.keys import order_kernels as kernels
 from ringsync.changes.keys.order_kernels import START
-from ringsync.compiled.arrow import Integers
+from ringsync.compiled.arrow import Integers, pooled
 from ringsync.compiled.memory import PADDING, address
 from ringsync.cql import types as cql
 from ringsync.cql.cells import Cells, codes
@@ -90,7 +90,7 @@ def _room(cells: Cells) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
     size = kernels.GROWTH * total_bytes(cells) + kernels.MARGIN * len(cells) + PADDING
     if size > np.iinfo(np.int32).max:
         raise ValueError(f"{len(cells)} keys have more than 500 MB together: pass fewer rows at once")
-    return np.empty(size, np.uint8), np.empty(len(cells) + 1, np.int32)
+    return pooled(size, np.uint8), pooled(len(cells) + 1, np.int32)
 
 
 def _cells(output: npt.NDArray[np.uint8], ends: npt.NDArray[np.int32], nulls: npt.NDArray[np.bool_]) -> Cells:

@@ -6,7 +6,7 @@ import numpy as np
 from numba import njit
 
 from ringsync.compiled.arrow import Integers, Mask
-from ringsync.compiled.memory import KERNEL, load32_native
+from ringsync.compiled.memory import KERNEL, address, load32_native, store32, store64
 from ringsync.cql.cells import NULL_LENGTH, Cells
 from ringsync.schema.table import TableSchema
 
@@ -32,15 +32,15 @@ def clustering_parts(cells: Cells, columns: int) -> tuple[Integers, list[Cells],
 
     :param cells: clusterings in the form of :mod:`ringsync.changes.schema`; a null has no values
     """
-    at = cells.offsets.astype(np.int64)
-    counts, parts = np.where(cells.lengths >= 0, _int32(cells, at), 0), []
-    at += 4
-    for column in range(columns):
-        there = column < counts
-        lengths = np.where(there, _int32(cells, at), NULL_LENGTH)
-        parts.append(_part(cells, at + 4, lengths))
-        at += np.where(there, 4 + np.maximum(lengths, 0), 0)
-    return counts, parts, at - cells.offsets
+    rows = len(cells)
+    counts, sizes = np.empty((2, rows), np.int64)
+    offsets, lengths = np.empty((2, columns, rows), np.int32)
+    # The kernel reads no more than the buffer has, since the lengths before a value may be wrong.
+    end = cells.arguments[0] + len(cells.buffer)
+    output = [address(counts), address(offsets), address(lengths), address(sizes)]
+    if not _split(*cells.arguments, end, columns, *output):
+        raise IndexError("a clustering is not encoded as ringsync.changes.schema says: it ends behind its bytes")
+    return counts, [Cells(cells.buffer, *part) for part in zip(offsets, lengths, strict=True)], sizes
 
 
 def are_inclusive(cells: Cells, sizes: Integers) -> Mask:
@@ -63,16 +63,40 @@ def _part(cells: Cells, at: Integers, lengths: Integers) -> Cells:
     return Cells(cells.buffer, at.astype(np.int32), lengths.astype(np.int32))
 
 
-def _int32(cells: Cells, at: Integers) -> Integers:
-    found = np.empty(len(at), np.int64)
-    # The kernel checks nothing, and the lengths before a value may be wrong.
-    if len(at) and (at.min() < 0 or at.max() > len(cells.buffer) - 4):
-        raise IndexError("a clustering is not encoded as ringsync.changes.schema says: it ends behind its bytes")
-    _load_each(cells.arguments[0], at, found)
-    return found
-
-
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
-def _load_each(base: int, at: Integers, found: Integers) -> None:
-    for row in range(len(at)):
-        found[row] = load32_native(base + at[row])
+def _split(
+    base: int,
+    cell_offsets: int,
+    cell_lengths: int,
+    rows: int,
+    end: int,
+    columns: int,
+    counts: int,
+    offsets: int,
+    lengths: int,
+    sizes: int,
+) -> bool:
+    """Find the values in clusterings. Return False if one ends behind the buffer, whose end is the address ``end``."""
+    for row in range(rows):
+        first = load32_native(cell_offsets + 4 * row)
+        p, count = base + first, 0
+        if p < base or end - p < 4:
+            return False
+        if load32_native(cell_lengths + 4 * row) >= 0:
+            count = load32_native(p)
+        p += 4
+        store64(counts + 8 * row, count)
+        for column in range(columns):
+            place, length = 4 * (column * rows + row), NULL_LENGTH
+            if column < count:
+                if p < base or end - p < 4:
+                    return False
+                length = load32_native(p)
+                p += 4
+                if length > end - p:
+                    return False
+            store32(offsets + place, p - base)
+            store32(lengths + place, length)
+            p += max(length, 0)
+        store64(sizes + 8 * row, p - base - first)
+    return True

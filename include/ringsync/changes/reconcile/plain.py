@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ringsync.changes.batch import ChangeRows, Deletion, Liveness
-from ringsync.changes.common_times import NO_CELL
 from ringsync.changes.flat import FlatDeletions, tombstones
 from ringsync.changes.grid import CellGrid
 from ringsync.changes.keys.order import clustering_keys
@@ -21,7 +20,8 @@ from ringsync.changes.reconcile import plain_kernels as kernel
 from ringsync.changes.schema import ROW, TOMBSTONE
 from ringsync.compiled.arrow import pooled
 from ringsync.compiled.memory import PADDING, address
-from ringsync.cql.cells import NULL_LENGTH, Cells, no_cells
+from ringsync.cql.cells import Cells, no_cells
+from ringsync.cql.codec.split import total_bytes
 from ringsync.schema.table import TableSchema
 
 _MOST_STREAMS = 128
@@ -39,73 +39,70 @@ def merge_plain(parts: Sequence[PlainRows], table: TableSchema) -> tuple[ChangeR
     :returns: reconciled change rows, whose cells are the tombstones, and all other cells; None: the rows are not in
         their order, or this is not for them: see :func:`_suit`
     """
-    if not _suit(parts, len(table.value_columns)):
+    columns, sizes = len(table.value_columns), _sizes(parts)
+    if not _suit(parts, columns, sizes):
         return None
     ordered = [clustering_keys(part.clustering, table) for part in parts]
     streams = np.array([_words(part, keys) for part, keys in zip(parts, ordered, strict=True)], np.int64)
-    room, columns = sum(map(len, parts)), len(table.value_columns)
-    cells = [slice(part.cell_starts[0], part.cell_starts[-1]) for part in parts]
-    dead = sum(int(np.count_nonzero(part.cell_kind[of] == TOMBSTONE)) for part, of in zip(parts, cells, strict=True))
-    key, clustering = _copies([part.partition_key for part in parts]), _copies([part.clustering for part in parts])
+    most = sum(map(len, parts))
+    members, starts = pooled(most, np.int64), pooled(most + 1, np.int32)
+    scratch = np.empty(3 * len(parts), np.int64)
+    rows = kernel.order_rows(address(streams), len(parts), *map(address, (scratch, members, starts)))
+    if rows < 0:
+        return None
+    cells = [part.cell_kind[part.cell_starts[0] : part.cell_starts[-1]] for part in parts]
+    dead = sum(int(np.count_nonzero(kinds == TOMBSTONE)) for kinds in cells)
+    key, clustering = (Cells(_bytes(size), pooled(rows, np.int32), pooled(rows, np.int32)) for size in sizes[:2])
     # The values of a single stream stay where they are.
-    buffer = (
-        parts[0].value.buffer
-        if len(parts) == 1
-        else _bytes([part.value.lengths[of] for part, of in zip(parts, cells, strict=True)])
-    )
-    token, live_at, live_ttl, live_until, deleted_at, deleted_local = (pooled(room, np.int64) for _ in range(6))
-    offsets, lengths = (pooled(columns * room, np.int32) for _ in range(2))
-    writetimes, expiries = (pooled(columns * room, np.int64) for _ in range(2))
-    lengths.fill(NULL_LENGTH)
-    expiries.fill(NO_CELL)
+    buffer = parts[0].value.buffer if len(parts) == 1 else _bytes(sizes[2])
+    token, live_at, live_ttl, live_until, deleted_at, deleted_local = (pooled(rows, np.int64) for _ in range(6))
+    grid = pooled(3 * columns * rows, np.int64)
+    writetimes, expiries = grid[: 2 * columns * rows].reshape(2, columns, rows)
+    offsets, lengths = grid[2 * columns * rows :].view(np.int32).reshape(2, columns, rows)
     dead_row, dead_column, dead_at, dead_local = np.empty((4, dead), np.int64)
     arrays = [
         *(token, *_arrays(key), *_arrays(clustering), live_at, live_ttl, live_until, deleted_at, deleted_local),
         *(buffer, offsets, lengths, writetimes, expiries, dead_row, dead_column, dead_at, dead_local),
     ]
-    result = np.array([*map(address, arrays), room, len(parts) > 1, 0], np.int64)
-    members = np.zeros(2 * len(parts), np.int64)
-    rows = kernel.merge_plain(address(streams), len(parts), address(members), address(result))
-    if rows < 0:
-        return None
+    result = np.array([*map(address, arrays), rows, columns, len(parts) > 1, 0], np.int64)
+    winners = np.empty(2 * columns, np.int64)
+    kernel.merge_rows(*map(address, (streams, members, starts, winners, result)))
     dead = int(result[kernel.R_DEAD // 8])
     nothing = np.zeros(0, np.int64)
     merged = ChangeRows(
         np.broadcast_to(np.frombuffer(parts[0].table_id, np.int64), (rows, 2)),
         np.zeros(rows, np.int64),
-        token[:rows],
-        key.part(0, rows),
+        token,
+        key,
         np.full(rows, ROW, np.int64),
-        clustering.part(0, rows),
+        clustering,
         no_cells(rows),
         np.zeros(rows, np.int64),
-        Liveness(live_at[:rows], live_ttl[:rows], live_until[:rows]),
-        Deletion(deleted_at[:rows], deleted_local[:rows]),
+        Liveness(live_at, live_ttl, live_until),
+        Deletion(deleted_at, deleted_local),
         tombstones(dead_row[:dead], dead_column[:dead], dead_at[:dead], dead_local[:dead], no_cells(dead)),
         FlatDeletions(nothing, nothing, nothing, nothing),
         np.zeros((rows, 2), np.uint64),
         no_cells(rows),
         np.zeros(rows, np.int64),
     )
-    lines = [values.reshape(columns, room)[:, :rows] for values in (offsets, lengths, writetimes, expiries)]
-    values = tuple(Cells(buffer, *line) for line in zip(lines[0], lines[1], strict=True))
-    return merged, CellGrid(values, np.ascontiguousarray(lines[2]), np.ascontiguousarray(lines[3]))
+    values = tuple(Cells(buffer, *line) for line in zip(offsets, lengths, strict=True))
+    return merged, CellGrid(values, writetimes, expiries)
 
 
-def _suit(parts: Sequence[PlainRows], columns: int) -> bool:
+def _sizes(parts: Sequence[PlainRows]) -> tuple[int, int, int]:
+    """Return the bytes of partition keys, clusterings and values."""
+    cells = [part.value.part(int(part.cell_starts[0]), int(part.cell_starts[-1])) for part in parts]
+    all_cells = [part.partition_key for part in parts], [part.clustering for part in parts], cells
+    keys, clusterings, values = (sum(map(total_bytes, each)) for each in all_cells)
+    return keys, clusterings, values
+
+
+def _suit(parts: Sequence[PlainRows], columns: int, sizes: Sequence[int]) -> bool:
     """Tell whether a grid suits rows: of few streams, with many of the columns, within what 32-bit offsets reach."""
     cells = sum(int(part.cell_starts[-1] - part.cell_starts[0]) for part in parts)
-    sizes = [
-        sum(_size(part.partition_key.lengths) for part in parts),
-        sum(_size(part.clustering.lengths) for part in parts),
-        sum(_size(part.value.lengths[part.cell_starts[0] : part.cell_starts[-1]]) for part in parts),
-    ]
     rows = sum(map(len, parts))
     return len(parts) <= _MOST_STREAMS and columns * rows <= _SPARSE * (cells + rows) and max(sizes) < _MOST_BYTES
-
-
-def _size(lengths: npt.NDArray[np.int32]) -> int:
-    return int(lengths.sum(dtype=np.int64))
 
 
 def _words(part: PlainRows, ordered: Cells) -> list[int]:
@@ -117,19 +114,13 @@ def _words(part: PlainRows, ordered: Cells) -> list[int]:
         [part.column, part.timestamp, part.ttl, part.local, part.cell_kind, *_arrays(part.value)],
     ]
     addresses = [address(values) for some in columns for values in some]
-    return [*addresses, 0, len(part), 0, 0]
+    return [*addresses, 0, len(part)]
 
 
 def _arrays(cells: Cells) -> list[npt.NDArray[Any]]:
     return [cells.buffer, cells.offsets, cells.lengths]
 
 
-def _copies(parts: Sequence[Cells]) -> Cells:
-    """Make room for a copy of all these values."""
-    count = sum(map(len, parts))
-    return Cells(_bytes([part.lengths for part in parts]), pooled(count, np.int32), pooled(count, np.int32))
-
-
-def _bytes(lengths: Sequence[npt.NDArray[np.int32]]) -> npt.NDArray[np.uint8]:
-    """Make room for values of these lengths."""
-    return pooled(sum(map(_size, lengths)) + PADDING, np.uint8)
+def _bytes(size: int) -> npt.NDArray[np.uint8]:
+    """Make room for values of so many bytes."""
+    return pooled(size + PADDING, np.uint8)

@@ -1,19 +1,22 @@
-"""The kernel that merges plain rows of sorted streams (:mod:`ringsync.changes.plain`), by the rules of cell_kernels.
+"""Kernels that merge plain rows of sorted streams (:mod:`ringsync.changes.plain`), by the rules of cell_kernels.
 
-It gets addresses of int64 words, one block per stream and one for the result; the constants below are byte offsets.
+The first finds which rows are one, the second merges them. They get addresses of int64 words, one block per stream and
+one for the result; the constants below are byte offsets.
 """
 
 from __future__ import annotations
 
 from numba import njit
 
+from ringsync.changes.common_times import NO_CELL
 from ringsync.changes.reconcile.cell_kernels import compare_times
 from ringsync.changes.reconcile.row_kernels import outlives, supersedes
 from ringsync.changes.schema import EXPIRING, LIVE, NEVER, NO_EXPIRY, NO_TTL, TOMBSTONE
 from ringsync.compiled.memory import KERNEL, copy_bytes, load8, load32_native, load64_native, store32, store64
 from ringsync.compiled.sorting import compare_bytes
+from ringsync.cql.cells import NULL_LENGTH
 
-STREAM_WORDS, RESULT_WORDS = 30, 24
+STREAM_WORDS, RESULT_WORDS = 28, 25
 STREAM_BYTES = 8 * STREAM_WORDS
 (
     TOKEN,
@@ -44,11 +47,8 @@ STREAM_BYTES = 8 * STREAM_WORDS
     VALUE_LENGTHS,
     NEXT,
     END,
-    CELL,
-    CELL_END,
 ) = range(0, STREAM_BYTES, 8)
-"""Columns of the rows, ``ORDERED`` being the clusterings' sort keys; then the next row, the number of rows, and the
-next cell of the row that is merged, and the one behind its last."""
+"""Columns of the rows, ``ORDERED`` being the clusterings' sort keys; then the next row, and the number of rows."""
 
 (
     R_TOKEN,
@@ -72,59 +72,87 @@ next cell of the row that is merged, and the one behind its last."""
     R_DEAD_COLUMN,
     R_DEAD_TIMESTAMP,
     R_DEAD_LOCAL,
-    R_ROOM,
+    R_ROWS,
+    R_COLUMNS,
     R_COPIES,
     R_DEAD,
 ) = range(0, 8 * RESULT_WORDS, 8)
 """Columns of the rows. Then the grid: bytes of the values; offset, length, writetime and expiry by column and row.
-Then the tombstones. Then how many rows there is room for in a line of the grid, whether values are copied or stay in
-the bytes of the only stream, and the number of tombstones."""
+Then the tombstones. Then the numbers of rows and columns, whether values are copied or stay in the bytes of the only
+stream, and the number of tombstones."""
 
-_NO_COLUMN = 2**31
+_ROW_BITS = 32
+_ROW = 2**_ROW_BITS - 1
 
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
-def merge_plain(streams: int, count: int, members: int, result: int) -> int:
-    """Merge rows; return how many there are; -1: the rows of a stream are not in their order.
+def order_rows(streams: int, count: int, scratch: int, members: int, starts: int) -> int:
+    """Find the rows of all streams that are one; return how many there are; -1: a stream's are not in their order.
 
     :param streams: address of the blocks of ``count`` streams
-    :param members: address of room for a word per stream
-    :param result: address of the result's block
+    :param scratch: address of room for three words per stream
+    :param members: output, address of int64 per row: number of the stream and of the row; those that are one together
+    :param starts: output, address of int32: place in ``members`` of the first member of each row, and the end
     """
-    rows = key_bytes = clustering_bytes = value_bytes = 0
-    left, before, before_row = count, 0, 0
+    left = 0
     for number in range(count):
-        store64(members + 8 * (count + number), streams + STREAM_BYTES * number)
+        stream = streams + STREAM_BYTES * number
+        if load64_native(stream + NEXT) < load64_native(stream + END):
+            store64(scratch + 8 * left, stream)
+            store64(scratch + 8 * (count + left), _get64(stream, TOKEN, load64_native(stream + NEXT)))
+            left += 1
+    rows = place = before = before_row = before_token = 0
     while left:
-        found = number = 0
-        while number < left:
-            stream = load64_native(members + 8 * (count + number))
-            if load64_native(stream + NEXT) == load64_native(stream + END):
+        token, found = _find_first(scratch, count, left)
+        first = load64_native(scratch + 8 * load64_native(scratch + 16 * count))
+        first_row = load64_native(first + NEXT)
+        if before and (
+            before_token > token or (before_token == token and _compare(before, before_row, first, first_row) >= 0)
+        ):
+            return -1
+        before, before_row, before_token = first, first_row, token
+        store32(starts + 4 * rows, place)
+        rows += 1
+        for member in range(found - 1, -1, -1):  # the last stream takes the place of one that ends
+            number = load64_native(scratch + 8 * (2 * count + member))
+            stream = load64_native(scratch + 8 * number)
+            row = load64_native(stream + NEXT)
+            store64(members + 8 * place, (stream - streams) // STREAM_BYTES << _ROW_BITS | row)
+            place += 1
+            store64(stream + NEXT, row + 1)
+            if row + 1 == load64_native(stream + END):
                 left -= 1
-                store64(members + 8 * (count + number), load64_native(members + 8 * (count + left)))
-                continue
-            order = -1
-            if found:
-                other = load64_native(members)
-                order = _compare(stream, load64_native(stream + NEXT), other, load64_native(other + NEXT))
-            if order <= 0:
-                found = 0 if order < 0 else found
-                store64(members + 8 * found, stream)
-                found += 1
-            number += 1
-        if found:
-            first = load64_native(members)
-            if before and _compare(first, load64_native(first + NEXT), before, before_row) <= 0:
-                return -1
-            before, before_row = first, load64_native(first + NEXT)
-            key_bytes = _put_key(load64_native(members), result, rows, key_bytes)
-            clustering_bytes = _put_clustering(members, found, result, rows, clustering_bytes)
-            value_bytes = _put_content(members, found, result, rows, value_bytes)
-            rows += 1
-            for number in range(found):
-                stream = load64_native(members + 8 * number)
-                store64(stream + NEXT, load64_native(stream + NEXT) + 1)
+                store64(scratch + 8 * number, load64_native(scratch + 8 * left))
+                store64(scratch + 8 * (count + number), load64_native(scratch + 8 * (count + left)))
+            else:
+                store64(scratch + 8 * (count + number), _get64(stream, TOKEN, row + 1))
+    store32(starts + 4 * rows, place)
     return rows
+
+
+@njit(**KERNEL)  # type: ignore[untyped-decorator]
+def _find_first(scratch: int, count: int, left: int) -> tuple[int, int]:
+    """Find the streams whose next row is the first one in the order; return its token, and their number.
+
+    :param scratch: address of ``left`` streams; ``count`` words behind, of their tokens; then of the output: places
+    """
+    tokens, places = scratch + 8 * count, scratch + 16 * count
+    token = load64_native(tokens)
+    for number in range(1, left):
+        token = min(token, load64_native(tokens + 8 * number))
+    found = 0
+    for number in range(left):
+        if load64_native(tokens + 8 * number) != token:
+            continue
+        order = -1
+        if found:
+            stream, other = load64_native(scratch + 8 * number), load64_native(scratch + 8 * load64_native(places))
+            order = _compare(stream, load64_native(stream + NEXT), other, load64_native(other + NEXT))
+        if order <= 0:
+            found = 0 if order < 0 else found
+            store64(places + 8 * found, number)
+            found += 1
+    return token, found
 
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
@@ -157,13 +185,10 @@ def _bytes(block: int, column: int, row: int) -> tuple[int, int]:
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def _compare(stream: int, row: int, other: int, other_row: int) -> int:
-    """Compare rows of two streams by their place in the order."""
-    token, other_token = _get64(stream, TOKEN, row), _get64(other, TOKEN, other_row)
-    if token != other_token:
-        return -1 if token < other_token else 1
+    """Compare rows of the same token by partition key, then by clustering."""
     p, length = _bytes(stream, KEYS, row)
     q, other_length = _bytes(other, KEYS, other_row)
-    order: int = compare_bytes(p, length, q, other_length)
+    order = 0 if p == q else compare_bytes(p, length, q, other_length)
     if order == 0:
         p, length = _bytes(stream, ORDERED, row)
         q, other_length = _bytes(other, ORDERED, other_row)
@@ -171,17 +196,61 @@ def _compare(stream: int, row: int, other: int, other_row: int) -> int:
     return order
 
 
+@njit(inline="always")  # type: ignore[untyped-decorator]
+def _member(streams: int, members: int, place: int) -> tuple[int, int]:
+    """Return the address of a member's stream, and its row."""
+    member = load64_native(members + 8 * place)
+    return streams + STREAM_BYTES * (member >> _ROW_BITS), member & _ROW
+
+
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
-def _put_key(stream: int, result: int, row: int, size: int) -> int:
-    """Write token and partition key of a row; rows of one partition share the bytes. Return the bytes so far."""
-    number = load64_native(stream + NEXT)
-    token = _get64(stream, TOKEN, number)
+def merge_rows(streams: int, members: int, starts: int, winners: int, result: int) -> None:
+    """Merge the rows that :func:`order_rows` has found.
+
+    :param winners: address of room for two words per column
+    :param result: address of the result's block
+    """
+    key_bytes = clustering_bytes = value_bytes = before = before_row = 0
+    for row in range(load64_native(result + R_ROWS)):
+        first, end = load32_native(starts + 4 * row), load32_native(starts + 4 * row + 4)
+        stream, number = _member(streams, members, first)
+        key_bytes = _put_key(stream, number, before, before_row, result, row, key_bytes)
+        before, before_row = stream, number
+        if end - first == 1:
+            p, length = _bytes(stream, CLUSTERINGS, number)
+            deleted, local = _deletion(stream, number)
+            lives = _liveness(stream, number, deleted)
+            value_bytes = _put_cells(stream, number, result, row, value_bytes, deleted)
+        else:
+            p, length = _clustering(streams, members, first, end)
+            deleted, local = _merged_deletion(streams, members, first, end)
+            lives = _merged_liveness(streams, members, first, end, deleted)
+            _find_winners(streams, members, first, end, winners, deleted, load64_native(result + R_COLUMNS))
+            value_bytes = _put_winners(winners, result, row, value_bytes)
+        copy_bytes(load64_native(result + R_CLUSTERINGS) + clustering_bytes, p, length)
+        _put32(result, R_CLUSTERING_OFFSETS, row, clustering_bytes)
+        _put32(result, R_CLUSTERING_LENGTHS, row, length)
+        clustering_bytes += length
+        _put64(result, R_DELETION_TIMESTAMP, row, deleted)
+        _put64(result, R_DELETION_LOCAL, row, local)
+        timestamp, ttl, expires = lives
+        _put64(result, R_LIVENESS_TIMESTAMP, row, timestamp)
+        _put64(result, R_LIVENESS_TTL, row, NO_TTL if ttl < 0 else ttl)
+        _put64(result, R_LIVENESS_EXPIRES, row, expires)
+
+
+@njit(inline="always")  # type: ignore[untyped-decorator]
+def _put_key(stream: int, number: int, before: int, before_row: int, result: int, row: int, size: int) -> int:
+    """Write token and partition key of a row; rows of one partition share the bytes. Return the bytes so far.
+
+    :param before: stream of the row before, whose row there is ``before_row``; 0: there is none
+    """
     p, length = _bytes(stream, KEYS, number)
-    _put64(result, R_TOKEN, row, token)
+    _put64(result, R_TOKEN, row, _get64(stream, TOKEN, number))
     place = size
-    if row and _get64(result, R_TOKEN, row - 1) == token:
-        q, other_length = _bytes(result, R_KEYS, row - 1)
-        if compare_bytes(p, length, q, other_length) == 0:
+    if before:
+        q, other_length = _bytes(before, KEYS, before_row)
+        if p == q or compare_bytes(p, length, q, other_length) == 0:
             place = _get32(result, R_KEY_OFFSETS, row - 1)
     if place == size:
         copy_bytes(load64_native(result + R_KEYS) + size, p, length)
@@ -192,109 +261,109 @@ def _put_key(stream: int, result: int, row: int, size: int) -> int:
 
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
-def _put_clustering(members: int, count: int, result: int, row: int, size: int) -> int:
-    """Write the clustering: of several forms of one value the least bytes. Return the bytes so far."""
-    stream = load64_native(members)
-    p, length = _bytes(stream, CLUSTERINGS, load64_native(stream + NEXT))
-    for number in range(1, count):
-        stream = load64_native(members + 8 * number)
-        q, other_length = _bytes(stream, CLUSTERINGS, load64_native(stream + NEXT))
+def _clustering(streams: int, members: int, first: int, end: int) -> tuple[int, int]:
+    """Return address and length of the clustering: of several forms of one value the least bytes."""
+    stream, number = _member(streams, members, first)
+    p, length = _bytes(stream, CLUSTERINGS, number)
+    for place in range(first + 1, end):
+        stream, number = _member(streams, members, place)
+        q, other_length = _bytes(stream, CLUSTERINGS, number)
         if compare_bytes(q, other_length, p, length) < 0:
             p, length = q, other_length
-    copy_bytes(load64_native(result + R_CLUSTERINGS) + size, p, length)
-    _put32(result, R_CLUSTERING_OFFSETS, row, size)
-    _put32(result, R_CLUSTERING_LENGTHS, row, length)
-    size += length
-    return size
+    return p, length
+
+
+@njit(inline="always")  # type: ignore[untyped-decorator]
+def _deletion(stream: int, number: int) -> tuple[int, int]:
+    """Return the deletion of a row of a stream: its timestamp (µs), and local time (s)."""
+    if load8(load64_native(stream + DELETION) + number) == 0:
+        return NEVER, 0
+    return _get64(stream, DELETION_TIMESTAMP, number), _get64(stream, DELETION_LOCAL, number)
 
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
-def _put_content(members: int, count: int, result: int, row: int, size: int) -> int:
-    """Write deletion, liveness and cells. Return the bytes of values so far."""
-    deleted = _put_deletion(members, count, result, row)
-    _put_liveness(members, count, result, row, deleted)
-    if count > 1:
-        size = _merge_cells(members, count, result, row, size, deleted)
-        return size
-    stream = load64_native(members)
-    number = load64_native(stream + NEXT)
-    for cell in range(_get32(stream, CELL_STARTS, number), _get32(stream, CELL_STARTS, number + 1)):
-        if _get64(stream, TIMESTAMP, cell) > deleted:
-            size = _put_cell(stream, cell, result, row, size)
-    return size
-
-
-@njit(**KERNEL)  # type: ignore[untyped-decorator]
-def _put_deletion(members: int, count: int, result: int, row: int) -> int:
-    """Write the row's deletion; return its timestamp, µs."""
+def _merged_deletion(streams: int, members: int, first: int, end: int) -> tuple[int, int]:
     timestamp, local = NEVER, 0
-    for number in range(count):
-        stream = load64_native(members + 8 * number)
-        place = load64_native(stream + NEXT)
-        if load8(load64_native(stream + DELETION) + place):
-            found, found_local = _get64(stream, DELETION_TIMESTAMP, place), _get64(stream, DELETION_LOCAL, place)
-            if supersedes(found, found_local, timestamp, local):
-                timestamp, local = found, found_local
-    _put64(result, R_DELETION_TIMESTAMP, row, timestamp)
-    _put64(result, R_DELETION_LOCAL, row, local)
-    return timestamp
+    for place in range(first, end):
+        stream, number = _member(streams, members, place)
+        found, found_local = _deletion(stream, number)
+        if found != NEVER and supersedes(found, found_local, timestamp, local):
+            timestamp, local = found, found_local
+    return timestamp, local
+
+
+@njit(inline="always")  # type: ignore[untyped-decorator]
+def _liveness(stream: int, number: int, deleted: int) -> tuple[int, int, int]:
+    """Return the liveness of a row of a stream: timestamp (µs), TTL (s; -1: none), expiry (s)."""
+    has = load8(load64_native(stream + LIVENESS) + number)
+    if has == 0:
+        return NEVER, -1, NO_EXPIRY
+    timestamp = _get64(stream, LIVENESS_TIMESTAMP, number)
+    if timestamp <= deleted:
+        return NEVER, -1, NO_EXPIRY
+    if has == 1:
+        return timestamp, -1, NO_EXPIRY
+    return timestamp, _get32(stream, LIVENESS_TTL, number), _get64(stream, LIVENESS_EXPIRES, number)
 
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
-def _put_liveness(members: int, count: int, result: int, row: int, deleted: int) -> None:
-    """Write the row's liveness."""
+def _merged_liveness(streams: int, members: int, first: int, end: int, deleted: int) -> tuple[int, int, int]:
     timestamp, ttl, expires = NEVER, -1, NO_EXPIRY
-    for number in range(count):
-        stream = load64_native(members + 8 * number)
-        place = load64_native(stream + NEXT)
-        has = load8(load64_native(stream + LIVENESS) + place)
-        if has == 0:
-            continue
-        found, found_ttl, found_expires = _get64(stream, LIVENESS_TIMESTAMP, place), -1, NO_EXPIRY
-        if has == 2:
-            found_ttl, found_expires = _get32(stream, LIVENESS_TTL, place), _get64(stream, LIVENESS_EXPIRES, place)
-        if found > deleted and (
+    for place in range(first, end):
+        stream, number = _member(streams, members, place)
+        found, found_ttl, found_expires = _liveness(stream, number, deleted)
+        if found != NEVER and (
             timestamp == NEVER or outlives(found, found_ttl, found_expires, timestamp, ttl, expires)
         ):
             timestamp, ttl, expires = found, found_ttl, found_expires
-    _put64(result, R_LIVENESS_TIMESTAMP, row, timestamp)
-    _put64(result, R_LIVENESS_TTL, row, NO_TTL if ttl < 0 else ttl)
-    _put64(result, R_LIVENESS_EXPIRES, row, expires)
+    return timestamp, ttl, expires
+
+
+@njit(inline="always")  # type: ignore[untyped-decorator]
+def _put_cells(stream: int, number: int, result: int, row: int, size: int, deleted: int) -> int:
+    """Write the cells of a row that only one stream has. Return the bytes of values so far."""
+    next_column = 0
+    for cell in range(_get32(stream, CELL_STARTS, number), _get32(stream, CELL_STARTS, number + 1)):
+        if _get64(stream, TIMESTAMP, cell) > deleted:
+            column = _get32(stream, COLUMN, cell)
+            for missing in range(next_column, column):
+                _put_nothing(result, missing, row)
+            size = _put_cell(stream, cell, column, result, row, size)
+            next_column = column + 1
+    for missing in range(next_column, load64_native(result + R_COLUMNS)):
+        _put_nothing(result, missing, row)
+    return size
 
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
-def _merge_cells(members: int, count: int, result: int, row: int, size: int, deleted: int) -> int:
-    """Write the cell that wins of each column. Return the bytes of values so far."""
-    for number in range(count):
-        stream = load64_native(members + 8 * number)
-        place = load64_native(stream + NEXT)
-        store64(stream + CELL, _get32(stream, CELL_STARTS, place))
-        store64(stream + CELL_END, _get32(stream, CELL_STARTS, place + 1))
-    while True:
-        column = _NO_COLUMN
-        for number in range(count):
-            stream = load64_native(members + 8 * number)
-            cell = load64_native(stream + CELL)
-            if cell < load64_native(stream + CELL_END):
-                column = min(column, _get32(stream, COLUMN, cell))
-        if column == _NO_COLUMN:
-            return size
-        best_stream = best = 0
-        for number in range(count):
-            stream = load64_native(members + 8 * number)
-            cell = load64_native(stream + CELL)
-            if cell == load64_native(stream + CELL_END) or _get32(stream, COLUMN, cell) != column:
-                continue
-            store64(stream + CELL, cell + 1)
-            if _get64(stream, TIMESTAMP, cell) > deleted and (
-                best_stream == 0 or _wins(stream, cell, best_stream, best)
-            ):
-                best_stream, best = stream, cell
-        if best_stream:
-            size = _put_cell(best_stream, best, result, row, size)
+def _find_winners(streams: int, members: int, first: int, end: int, winners: int, deleted: int, columns: int) -> None:
+    """Find the cell that wins of each column: its stream, 0 if there is none, and its number."""
+    for column in range(columns):
+        store64(winners + 16 * column, 0)
+    for place in range(first, end):
+        stream, number = _member(streams, members, place)
+        for cell in range(_get32(stream, CELL_STARTS, number), _get32(stream, CELL_STARTS, number + 1)):
+            if _get64(stream, TIMESTAMP, cell) > deleted:
+                winner = winners + 16 * _get32(stream, COLUMN, cell)
+                other = load64_native(winner)
+                if other == 0 or _wins(stream, cell, other, load64_native(winner + 8)):
+                    store64(winner, stream)
+                    store64(winner + 8, cell)
 
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
+def _put_winners(winners: int, result: int, row: int, size: int) -> int:
+    """Write the cells that win. Return the bytes of values so far."""
+    for column in range(load64_native(result + R_COLUMNS)):
+        stream, cell = load64_native(winners + 16 * column), load64_native(winners + 16 * column + 8)
+        if stream:
+            size = _put_cell(stream, cell, column, result, row, size)
+        else:
+            _put_nothing(result, column, row)
+    return size
+
+
+@njit(inline="always")  # type: ignore[untyped-decorator]
 def _wins(stream: int, cell: int, other: int, other_cell: int) -> bool:
     """Tell whether a cell wins against another one."""
     timestamp, other_timestamp = _get64(stream, TIMESTAMP, cell), _get64(other, TIMESTAMP, other_cell)
@@ -330,11 +399,18 @@ def _times(stream: int, cell: int, kind: int) -> tuple[int, int]:
     return _get64(stream, LOCAL, cell), _get32(stream, TTL, cell) if kind == EXPIRING else -1
 
 
-@njit(**KERNEL)  # type: ignore[untyped-decorator]
-def _put_cell(stream: int, cell: int, result: int, row: int, size: int) -> int:
+@njit(inline="always")  # type: ignore[untyped-decorator]
+def _put_nothing(result: int, column: int, row: int) -> None:
+    """Say that a row has no cell of a column that is no tombstone."""
+    place = load64_native(result + R_ROWS) * column + row
+    _put32(result, R_VALUE_LENGTHS, place, NULL_LENGTH)
+    _put64(result, R_EXPIRIES, place, NO_CELL)
+
+
+@njit(inline="always")  # type: ignore[untyped-decorator]
+def _put_cell(stream: int, cell: int, column: int, result: int, row: int, size: int) -> int:
     """Write a cell; return the bytes of values so far."""
     kind = load8(load64_native(stream + CELL_KIND) + cell)
-    column = _get32(stream, COLUMN, cell)
     if kind == TOMBSTONE:
         place = load64_native(result + R_DEAD)
         store64(result + R_DEAD, place + 1)
@@ -342,20 +418,17 @@ def _put_cell(stream: int, cell: int, result: int, row: int, size: int) -> int:
         _put64(result, R_DEAD_COLUMN, place, column)
         _put64(result, R_DEAD_TIMESTAMP, place, _get64(stream, TIMESTAMP, cell))
         _put64(result, R_DEAD_LOCAL, place, _get64(stream, LOCAL, cell))
+        _put_nothing(result, column, row)
         return size
-    place = load64_native(result + R_ROOM) * column + row
+    place = load64_native(result + R_ROWS) * column + row
     _put64(result, R_WRITETIMES, place, _get64(stream, TIMESTAMP, cell))
     _put64(result, R_EXPIRIES, place, NO_EXPIRY if kind == LIVE else _get64(stream, LOCAL, cell))
-    length = _get32(stream, VALUE_LENGTHS, cell)
+    offset, length = _get32(stream, VALUE_OFFSETS, cell), _get32(stream, VALUE_LENGTHS, cell)
     _put32(result, R_VALUE_LENGTHS, place, length)
     if load64_native(result + R_COPIES) == 0:
-        _put32(result, R_VALUE_OFFSETS, place, _get32(stream, VALUE_OFFSETS, cell))
+        _put32(result, R_VALUE_OFFSETS, place, offset)
         return size
-    copy_bytes(
-        load64_native(result + R_VALUES) + size,
-        load64_native(stream + VALUES) + _get32(stream, VALUE_OFFSETS, cell),
-        length,
-    )
+    copy_bytes(load64_native(result + R_VALUES) + size, load64_native(stream + VALUES) + offset, length)
     _put32(result, R_VALUE_OFFSETS, place, size)
     size += length
     return size

@@ -37,6 +37,19 @@ clustering in the form that sorts. A range deletion has the place of its end."""
 _BEFORE_ALL: Place = (-(2**63) - 1, b"", 0, b"")
 
 
+class UnsortedRowsError(ValueError):
+    """The rows of a stream are not in their order, so they cannot be merged with others.
+
+    :ivar file: path of the SSTable
+    :ivar position: of the first row that comes too late, in the uncompressed data
+    """
+
+    def __init__(self, file: str, position: int, token: int) -> None:
+        self.problem = f"the row at {position:,} (uncompressed), of token {token}, is not in its order"
+        super().__init__(f"{file}: {self.problem}: is the file damaged?")
+        self.file, self.position = file, position
+
+
 @dataclass(frozen=True)
 class Stream:
     """Change rows of one table from one source.
@@ -80,11 +93,11 @@ def merge_streams(streams: Sequence[Stream], table: TableSchema) -> Iterator[Mer
     """Reconcile sorted streams. All parts together are what :func:`~ringsync.changes.reconcile.rows.merge` returns.
 
     :param streams: any number of streams, in any order; rows may occur in several
-    :raises ValueError: a stream is not sorted
+    :raises UnsortedRowsError: a stream is not sorted
     """
     waiting = sorted(streams, key=lambda stream: stream.first_token, reverse=True)
     reading: list[_Reading] = []
-    carried, held = None, None
+    carried, held, before = None, None, _BEFORE_ALL
     while waiting or reading:
         reading = [one for one in reading if one.refill()]
         bound = min((one.reached for one in reading), default=_BEFORE_ALL)
@@ -94,6 +107,9 @@ def merge_streams(streams: Sequence[Stream], table: TableSchema) -> Iterator[Mer
         if reading:
             members = [part for one in reading for part in one.up_to(bound)]
             part, carried, held = _merged(members, carried, held, bound, table)
+            if not _lies_between(part.rows, before, bound, table):
+                raise _unsorted(members, before, bound, table)
+            before = bound
             yield part
     if held is not None and len(held):
         yield MergedPart(held, held.where(np.zeros(len(held), np.bool_)))
@@ -142,6 +158,47 @@ def _merged(
     return MergedPart(merged.where(is_new), merged.take(np.flatnonzero(is_known))), heads, None
 
 
+def _lies_between(rows: ChangeRows, before: Place, bound: Place, table: TableSchema) -> bool:
+    """Tell whether merged rows come behind a place, and up to another. Batches are searched as if they were sorted: a
+    row that is not in its order is taken too early or too late. Then other streams may have had it in another part.
+    """
+    if not len(rows):
+        return True
+    if rows.token.min() < before[0] or rows.token.max() > bound[0]:
+        return False
+    is_row = rows.kind == ROW
+    first, last = int(np.argmax(is_row)), len(rows) - 1 - int(np.argmax(is_row[::-1]))
+    if not is_row[first]:
+        return True
+    ends = np.array([first, last])
+    keys = clustering_keys(rows.clustering.take(ends), table)
+    places = [
+        (int(rows.token[row]), rows.partition_key.value(row) or b"", 2, keys.value(at) or b"")
+        for at, row in enumerate(ends.tolist())
+    ]
+    return all(before < place <= bound for place in places)
+
+
+def _unsorted(
+    members: Sequence[ChangeRows | PlainRows], before: Place, bound: Place, table: TableSchema
+) -> UnsortedRowsError:
+    """Find the first row that is not in its order."""
+    rows = [one.change_rows() if isinstance(one, PlainRows) else one for one in members]
+    for one in rows:
+        last = before
+        keys = clustering_keys(one.clustering, table)
+        for row in np.flatnonzero(one.kind == ROW).tolist():
+            place = (int(one.token[row]), one.partition_key.value(row) or b"", 2, keys.value(row) or b"")
+            if not last < place <= bound:
+                return _unsorted_at(one, row)
+            last = place
+    return _unsorted_at(rows[0], 0)
+
+
+def _unsorted_at(rows: ChangeRows, row: int) -> UnsortedRowsError:
+    return UnsortedRowsError((rows.file.value(row) or b"").decode(), int(rows.position[row]), int(rows.token[row]))
+
+
 def _head(rows: ChangeRows, row: int) -> tuple[int, bytes | None, int]:
     """Name the deletion or the static row of a partition."""
     return int(rows.token[row]), rows.partition_key.value(row), int(rows.kind[row])
@@ -159,7 +216,7 @@ class _Reading:
         """Read on while less than half a batch is left: else streams would go on in small steps, in turn.
 
         :returns: whether any row is left
-        :raises ValueError: the rows of a batch come before those of the last one
+        :raises UnsortedRowsError: the rows of a batch come before those of the last one
         """
         while not self._pending or 2 * sum(one.left for one in self._pending) < len(self._pending[-1]):
             batch = next((one for one in self._batches if len(one)), None)
@@ -168,7 +225,7 @@ class _Reading:
             found = _Batch(batch, self._table)
             first = found.places(0, 1)(0)
             if first < self.reached or found.last < first:
-                raise ValueError(f"the rows of {found.file} are not in their order: is the file damaged?")
+                raise found.unsorted_at(0 if first < self.reached else len(found) - 1)
             self._pending.append(found)
             self.reached = found.last
         return bool(self._pending)
@@ -187,7 +244,6 @@ class _Batch:
     """A batch of a stream, and how far it is merged.
 
     :ivar last: place of its last row
-    :ivar file: path of the SSTable
     """
 
     def __init__(self, batch: pa.RecordBatch | PlainRows, table: TableSchema) -> None:
@@ -195,15 +251,20 @@ class _Batch:
         if isinstance(batch, PlainRows):
             self._tokens, self._keys = batch.token, batch.partition_key
             self._kinds: npt.NDArray[np.integer[Any]] = batch.kind
-            self._clusterings, self._range_ends, self.file = batch.clustering, batch.range_end, batch.file
+            self._clusterings, self._range_ends = batch.clustering, batch.range_end
         else:
             self._tokens, self._keys = integers(batch["token"]), cells_of(batch["partition_key"])
-            self._kinds, self.file = integers(batch["kind"]), batch["file"][0]
+            self._kinds = integers(batch["kind"])
             self._clusterings, self._range_ends = cells_of(batch["clustering"]), cells_of(batch["range_end"])
         self.last = self.places(len(batch) - 1, len(batch))(len(batch) - 1)
 
     def __len__(self) -> int:
         return len(self._batch)
+
+    def unsorted_at(self, row: int) -> UnsortedRowsError:
+        """Return the error that a row is not in its order."""
+        rows = self._rows(row, row + 1)
+        return _unsorted_at(rows.change_rows() if isinstance(rows, PlainRows) else rows, 0)
 
     @property
     def left(self) -> int:

@@ -133,6 +133,15 @@ def checked_vint_size(p: int, end: int) -> int:
 
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
+def count_bytes(lengths: int, count: int) -> int:
+    """Return the number of bytes of all values together."""
+    total = 0
+    for row in range(count):
+        total += max(load32_native(lengths + 4 * row), 0)
+    return total
+
+
+@njit(**KERNEL)  # type: ignore[untyped-decorator]
 def sum_lengths(lengths: int, count: int, starts: int) -> int:
     """Write Arrow's offsets of the gathered values. Return the number of bytes."""
     total = 0

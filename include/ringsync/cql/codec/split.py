@@ -11,7 +11,7 @@ from ringsync.compiled.arrow import Mask
 from ringsync.compiled.memory import address
 from ringsync.cql import types as cql
 from ringsync.cql.cells import Cells
-from ringsync.cql.codec.gather import split_collections, split_fields, split_vectors
+from ringsync.cql.codec.gather import count_bytes, split_collections, split_fields, split_vectors
 
 Composite = cql.ListType | cql.SetType | cql.MapType | cql.VectorType | cql.TupleType | cql.UserType
 
@@ -55,7 +55,7 @@ def split(cql_type: Composite, cells: Cells) -> Parts:
 
 def total_bytes(cells: Cells) -> int:
     """Return the number of bytes of all values together."""
-    return int(np.maximum(cells.lengths, 0).sum(dtype=np.int64))
+    return int(count_bytes(*cells.arguments[2:]))
 
 
 def offsets_room(cells: Cells) -> pa.Buffer:

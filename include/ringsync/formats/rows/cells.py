@@ -33,6 +33,8 @@ from ringsync.formats.rows.state import FULL, LAST_CODE, MALFORMED
 _SECONDS = 0xFFFFFFFF
 _HAS_ALL_COLUMNS, _HAS_COMPLEX_DELETION = 0x20, 0x40
 _IS_DELETED, _IS_EXPIRING, _HAS_EMPTY_VALUE, _USE_ROW_TIMESTAMP, _USE_ROW_TTL = 0x01, 0x02, 0x04, 0x08, 0x10
+MOST_TTL = 2**31 - 1
+"""Cassandra's TTLs are int32, and not negative (s)."""
 _FEW_COLUMNS = 64
 """With fewer columns than this, a column subset is a bit mask."""
 
@@ -153,22 +155,9 @@ def _decode_complex(s: int, p: int, end: int, q: int, column: int, flags: int) -
 @njit(inline="always")  # type: ignore[untyped-decorator]
 def _decode_cell(s: int, p: int, end: int, q: int, column: int, has_path: bool) -> tuple[int, int]:
     """Decode a cell (docs/formats.md, 2.6)."""
-    if p >= end:
-        return MALFORMED, q
-    flags = load8(p)
-    p += 1
-    timestamp = load64_native(s + at.ROW_TIMESTAMP)
-    if not flags & _USE_ROW_TIMESTAMP:
-        timestamp, p = load_unsigned_vint(p)
-        timestamp += load64_native(s + at.MIN_TIMESTAMP)
-        raise_write_time(s, timestamp)
-    ttl = local = 0
-    kind = LIVE
-    if flags & (_IS_DELETED | _IS_EXPIRING):
-        if flags & _IS_DELETED and flags & _IS_EXPIRING:
-            return MALFORMED, q
-        kind = TOMBSTONE if flags & _IS_DELETED else EXPIRING
-        ttl, local, p = _read_cell_expiry(s, p, flags)
+    flags, kind, timestamp, ttl, local, p = _read_cell_times(s, p, end)
+    if p <= LAST_CODE:
+        return p, q
     cell = load64_native(s + at.CELLS)
     if room(s, at.CELLS) == 0:
         return FULL, q
@@ -198,6 +187,29 @@ def _decode_cell(s: int, p: int, end: int, q: int, column: int, has_path: bool) 
     q = put_cell(s, q, cell, kind, timestamp, ttl, local, p, length)
     store64(s + at.CELLS, cell + 1)
     return p + length, q
+
+
+@njit(inline="always")  # type: ignore[untyped-decorator]
+def _read_cell_times(s: int, p: int, end: int) -> tuple[int, int, int, int, int, int]:
+    """Read what comes before a cell's path and value.
+
+    :returns: flags, kind, timestamp (µs), TTL (s), local time (s), and the address after them, or MALFORMED
+    """
+    if p >= end:
+        return 0, LIVE, 0, 0, 0, MALFORMED
+    flags = load8(p)
+    p += 1
+    timestamp = load64_native(s + at.ROW_TIMESTAMP)
+    if not flags & _USE_ROW_TIMESTAMP:
+        timestamp, p = load_unsigned_vint(p)
+        timestamp += load64_native(s + at.MIN_TIMESTAMP)
+        raise_write_time(s, timestamp)
+    if not flags & (_IS_DELETED | _IS_EXPIRING):
+        return flags, LIVE, timestamp, 0, 0, p
+    ttl, local, p = _read_cell_expiry(s, p, flags)
+    if (flags & _IS_DELETED and flags & _IS_EXPIRING) or ttl < 0 or ttl > MOST_TTL:
+        p = MALFORMED
+    return flags, TOMBSTONE if flags & _IS_DELETED else EXPIRING, timestamp, ttl, local, p
 
 
 @njit(inline="always")  # type: ignore[untyped-decorator]

@@ -28,7 +28,7 @@ from ringsync.compiled.memory import (
     store64,
 )
 from ringsync.formats.rows import state as at
-from ringsync.formats.rows.cells import decode_cells, read_times
+from ringsync.formats.rows.cells import MOST_TTL, decode_cells, read_times
 from ringsync.formats.rows.output import NO_TIMESTAMP, begin_row, end_row, fits, put_deletion, put_liveness
 from ringsync.formats.rows.state import CUT, FULL, LAST_CODE, MALFORMED, SHADOWABLE
 
@@ -84,7 +84,7 @@ def decode_row(s: int, p: int, end: int, flags: int, kind: int) -> int:
         if p <= LAST_CODE:
             return p
     p, q = _decode_row_times(s, p, q, flags)
-    if p > end:
+    if p <= LAST_CODE or p > end:
         return MALFORMED
     p, q = decode_cells(s, p, end, q, flags, s + (at.STATIC_MAP if kind == STATIC else at.REGULAR_MAP))
     if p <= LAST_CODE:
@@ -100,7 +100,7 @@ def decode_row(s: int, p: int, end: int, flags: int, kind: int) -> int:
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
 def _decode_row_times(s: int, p: int, q: int, flags: int) -> tuple[int, int]:
-    """Decode the liveness and the deletion of a row, where its flags announce them."""
+    """Decode the liveness and the deletion of a row, where its flags announce them. Return both ends, or MALFORMED."""
     timestamp = ttl = expires = has = 0
     if flags & _HAS_TIMESTAMP:
         timestamp, p = load_unsigned_vint(p)
@@ -108,6 +108,8 @@ def _decode_row_times(s: int, p: int, q: int, flags: int) -> tuple[int, int]:
         has = 1
         if flags & _HAS_TTL:
             ttl, expires, p = read_times(s, p, at.MIN_TTL)
+            if ttl < 0 or ttl > MOST_TTL:
+                return MALFORMED, q
             has = 2
     q = put_liveness(s, q, has, timestamp, ttl, expires)
     timestamp = local = 0

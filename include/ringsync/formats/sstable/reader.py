@@ -35,6 +35,7 @@ _REASONS = {
     SHADOWABLE: "a row of a materialised view, whose deletions follow other rules: read its table instead",
     TOO_LARGE: "a row that would need more memory than a batch may have",
 }
+_WITHOUT_END = "the partition that was read last has no end: the file was cut off, or is damaged"
 _SUREST_BYTES = 2**18
 """With so many bytes after it, a partition's header or a clustering is not cut off: it is damaged."""
 
@@ -202,7 +203,9 @@ class _Reading:
             # While this waits, its rows alone keep memory.
             del output
             if self._position > before:
-                yield SSTableRows(found, self._position)
+                is_cut = self._position == self._end and self._get(kernel.INSIDE)
+                losses = (self._lose(_WITHOUT_END, next_partition),) if is_cut else ()
+                yield SSTableRows(found, self._position, losses)
                 if outcome != FULL or self._room != self._capacity:
                     self._room = self._capacity
                     self._fill()
@@ -279,7 +282,8 @@ class _Reading:
         self._position = self._end if found is None else min(found, self._end)
         self._put(kernel.INSIDE, 0)
         self._open_range[:] = 0
-        return Loss(self._data.file, lost, self._position - lost, reason)
+        # Behind the end of the data, the mark of a partition's end is lost: one byte.
+        return Loss(self._data.file, lost, max(self._position - lost, 1), reason)
 
     def plain_rows(self, output: Output) -> PlainRows:
         """Wrap what the kernels have written, before the next batch."""

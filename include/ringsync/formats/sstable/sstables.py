@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from ringsync.changes.plain import PlainRows
-from ringsync.changes.reconcile.streams import MergedPart, Stream, merge_streams
+from ringsync.changes.reconcile.streams import MergedPart, Stream, UnsortedRowsError, merge_streams
 from ringsync.compiled.arrow import Integers, Mask, integers
 from ringsync.formats.rows.state import Capacity
 from ringsync.formats.sstable.cursor import DAMAGED
@@ -173,7 +173,8 @@ def merged_rows(
     :param memory_bytes: memory for the batches of all SSTables; a row that is larger gets more
     :param with_source: whether rows have their digest, file and position; without them the merge is several times
         faster, because plain rows can stay where they were read (:mod:`ringsync.changes.plain`)
-    :raises SSTableError: a file is missing or damaged, so that nothing can be read
+    :raises SSTableError: a file is missing or damaged, so that nothing can be read; or its rows are not in their order,
+        so that they cannot be merged with those of others
     """
     count = max(len(parts), 1)
     capacity = capacity_of(min(max(memory_bytes // (_COPIES * count), _LEAST_BYTES), _MOST_BYTES))
@@ -191,7 +192,10 @@ def merged_rows(
 
         return batches
 
-    return merge_streams([Stream(part.tokens.start, opening(sstable, part)) for sstable, part in parts], table)
+    try:
+        yield from merge_streams([Stream(part.tokens.start, opening(sstable, part)) for sstable, part in parts], table)
+    except UnsortedRowsError as error:
+        raise SSTableError(error.file, None, error.problem, DAMAGED) from error
 
 
 def capacity_of(size: int) -> Capacity:

@@ -23,11 +23,14 @@ class UploadPace:
         self._lock = threading.Lock()
         self._free_at = 0.0
 
-    def wait(self, size: int) -> None:
-        """Wait until so many bytes may be uploaded: after those that were asked for before."""
+    def wait(self, size: int, sleep: Callable[[float], None] | None = None) -> None:
+        """Wait until so many bytes may be uploaded: after those that were asked for before.
+
+        :param sleep: waits, given seconds; it may end early, if the bytes are not uploaded any more
+        """
         if self._bytes_per_s is None:
             return
         with self._lock:
             begins = max(self._clock(), self._free_at)
             self._free_at = begins + size / self._bytes_per_s
-        self._sleep(max(0.0, begins - self._clock()))
+        (sleep or self._sleep)(max(0.0, begins - self._clock()))

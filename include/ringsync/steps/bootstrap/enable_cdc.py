@@ -1,67 +1,137 @@
-"""Cdc is enabled on a table before it is copied, so that its changes are captured from then on (docs/sync.md)."""
+"""Cdc is enabled on tables before they are copied, so that their changes are captured from then on (docs/sync.md).
+
+A prepared statement keeps the old table options, so its writes would not be captured. Only a change of
+``gc_grace_seconds`` or ``default_time_to_live`` makes Cassandra prepare statements anew
+(TableMetadata.changeAffectsPreparedStatements, 4.0 to 5.0). So the former is one second longer for a moment.
+``cdc_enabling/<table id>.json`` says what it was: after a kill in this moment the next run restores it.
+
+Each node must see that moment: one that learns of both changes at once sees none, and keeps its statements. So all
+nodes agree on the schema before it ends. This takes long compared with an ALTER, and is done once for several tables.
+The ALTERs themselves go one after another to one node: before Cassandra 5.1 nodes that alter at once race.
+"""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from cassandra import InvalidRequest, Unauthorized
 from cassandra.protocol import ConfigurationException
 
-from ringsync.cluster.node import one_node
+from ringsync.cluster.node import NO_ANSWER, Node, one_node
 from ringsync.cluster.shared import Shared
 from ringsync.schema.table import TableSchema
 from ringsync.steps.application import StepError
 from ringsync.storage.port import ObjectStore, get_json
 
+OPTIONS = "SELECT cdc, gc_grace_seconds FROM system_schema.tables WHERE keyspace_name = %s AND table_name = %s"
 
-def enable_cdc(shared: Shared, store: ObjectStore, table: TableSchema) -> str:
-    """Enable cdc on a table, also for statements that were prepared before; then wait until all nodes know of it. This
+
+@dataclass(frozen=True)
+class Enabling:
+    """What a table has, and what is to be done with it.
+
+    :ivar grace: its ``gc_grace_seconds`` in the end, s
+    :ivar has_cdc: whether it has cdc already
+    :ivar is_in_moment: whether it has other ``gc_grace_seconds`` since a run that was killed
+    """
+
+    table: TableSchema
+    grace: int
+    has_cdc: bool
+    is_in_moment: bool
+
+    @property
+    def for_a_moment(self) -> int:
+        """Other ``gc_grace_seconds``, s."""
+        return self.grace + 1 if self.grace < 2**31 - 1 else self.grace - 1
+
+    @property
+    def key(self) -> str:
+        """Key of the record of what is restored after a kill."""
+        return f"cdc_enabling/{self.table.table_id}.json"
+
+
+def enable_cdc(shared: Shared, store: ObjectStore, tables: Sequence[TableSchema]) -> list[str | Exception]:
+    """Enable cdc on tables, also for statements that were prepared before; then wait until all nodes know of it. This
     wait is also for a table that has cdc already: a run that was killed may have altered it a moment ago.
 
-    A prepared statement keeps the old table options, so its writes would not be captured. Only a change of
-    ``gc_grace_seconds`` or ``default_time_to_live`` makes Cassandra prepare statements anew
-    (TableMetadata.changeAffectsPreparedStatements, 4.0 to 5.0). So the former is one second longer for a moment.
-    ``cdc_enabling/<table id>.json`` says what it was: after a kill in this moment the next run restores it.
+    One thread of a run does this at a time (:class:`ringsync.cluster.shared.Together`).
 
-    :raises StepError: the nodes do not allow it
-    :raises ClusterError: they do not agree on the schema
+    :returns: for each table what was done, or why that failed: a ``StepError`` if the nodes refuse it, else the
+        driver's error
+    :raises ClusterError: the nodes do not agree on the schema
     """
-    query = "SELECT cdc, gc_grace_seconds FROM system_schema.tables WHERE keyspace_name = %s AND table_name = %s"
-    options, key = shared.session.execute(query, (table.keyspace, table.name)).one(), _key(table)
-    begun = get_json(store, key)
-    if options.cdc and begun is None:
+    shared.wait_for_agreement(time.monotonic())
+    node = one_node(shared.session)
+    found = {table: _look(node, store, table) for table in tables}
+    work = [one for one in found.values() if one is not None]
+    new = [one for one in work if not one.has_cdc]
+    for one in new:
+        record = {"gc_grace_seconds": one.grace, "for_a_moment": one.for_a_moment}
+        store.put(one.key, json.dumps(record).encode())
+    failed = _alter(node, {one.table: f"cdc = true AND gc_grace_seconds = {one.for_a_moment}" for one in new})
+    if new:
         shared.wait_for_agreement(time.monotonic())
-        return "was enabled"
-    grace = int(options.gc_grace_seconds)
-    other = grace + 1 if grace < 2**31 - 1 else grace - 1
-    with shared.schema_changes:
-        if not options.cdc:
-            store.put(key, json.dumps({"gc_grace_seconds": grace, "for_a_moment": other}).encode())
-            alterations = [f"cdc = true AND gc_grace_seconds = {other}", f"gc_grace_seconds = {grace}"]
-        else:
-            was_killed = begun is not None and begun["for_a_moment"] == grace
-            alterations = [f"gc_grace_seconds = {begun['gc_grace_seconds']}"] if begun and was_killed else []
-        _alter(shared.session, table, alterations)
+    ends = [one for one in work if one.table not in failed and (one.is_in_moment or not one.has_cdc)]
+    failed |= _alter(node, {one.table: f"gc_grace_seconds = {one.grace}" for one in ends})
+    if ends:
         shared.wait_for_agreement(time.monotonic())
-    store.delete(key)
-    return "was enabled" if options.cdc else "enabled now"
+    for one in new:
+        if one.table not in failed and not one_node(shared.session).execute(OPTIONS, _name(one.table)).one().cdc:
+            failed[one.table] = StepError(
+                f"a node does not know of the cdc of {one.table.full_name}, which another has just enabled: run again "
+                "once all nodes are up"
+            )
+    for one in work:
+        # After an answer that was lost the record stays: nobody knows what the node has done.
+        if one.table not in failed or (one in new and isinstance(failed[one.table], RefusedError)):
+            store.delete(one.key)
+    done = {one.table: "was enabled" if one.has_cdc else "enabled now" for one in work}
+    gone = {table: StepError(f"{table.full_name} is gone: it was dropped") for table in found.keys() - done.keys()}
+    return [failed.get(table) or gone.get(table) or done[table] for table in tables]
 
 
-def _key(table: TableSchema) -> str:
-    return f"cdc_enabling/{table.table_id}.json"
+class RefusedError(StepError):
+    """The cluster refuses to enable cdc, and has changed nothing."""
 
 
-def _alter(session: Any, table: TableSchema, alterations: Sequence[str]) -> None:
-    # All on one node: another may not know of cdc yet, and each ALTER writes all options of the table again.
-    node = one_node(session)
-    try:
-        for alteration in alterations:
+def _name(table: TableSchema) -> tuple[str, str]:
+    return table.keyspace, table.name
+
+
+def _look(node: Node, store: ObjectStore, table: TableSchema) -> Enabling | None:
+    options = node.execute(OPTIONS, _name(table)).one()
+    if options is None:
+        return None
+    found = Enabling(table, int(options.gc_grace_seconds), bool(options.cdc), is_in_moment=False)
+    record = get_json(store, found.key)
+    if record is None or record["for_a_moment"] != found.grace:
+        return found
+    return replace(found, grace=int(record["gc_grace_seconds"]), is_in_moment=True)
+
+
+def _alter(node: Node, alterations: Mapping[TableSchema, str]) -> dict[TableSchema, Exception]:
+    """Alter tables, one after another, on one node: another may not know of cdc yet, and each ALTER writes all options
+    of the table again.
+
+    :returns: why that failed, by table; once the node does not answer, for all that are left
+    """
+    failed: dict[TableSchema, Exception] = {}
+    silent: Exception | None = None
+    for table, alteration in alterations.items():
+        if silent is not None:
+            failed[table] = silent
+            continue
+        try:
             node.execute(f"ALTER TABLE {table.full_name} WITH {alteration}")
-    except (InvalidRequest, ConfigurationException, Unauthorized) as error:
-        raise StepError(
-            f"cdc cannot be enabled on {table.full_name}: {error}. Every node needs cdc_enabled: true in "
-            "cassandra.yaml, and this user the right to ALTER the table (docs/sync.md)"
-        ) from error
+        except (InvalidRequest, ConfigurationException, Unauthorized) as error:
+            failed[table] = RefusedError(
+                f"cdc cannot be enabled on {table.full_name}: {error}. Every node needs cdc_enabled: true in "
+                "cassandra.yaml, and this user the right to ALTER the table (docs/sync.md)"
+            )
+        except NO_ANSWER as error:
+            failed[table] = silent = error
+    return failed

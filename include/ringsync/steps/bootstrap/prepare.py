@@ -22,7 +22,7 @@ from ringsync.cluster.control import get_limits
 from ringsync.cluster.limits import Limiter
 from ringsync.cluster.schema import read_table
 from ringsync.cluster.session import connect
-from ringsync.cluster.shared import Shared, TableName, read_known_tables
+from ringsync.cluster.shared import Shared, TableName, Together, read_known_tables
 from ringsync.config import Config
 from ringsync.ledger.layout import check_layout
 from ringsync.ledger.passes import mark, marks_of_latest, pass_folder, pass_numbers
@@ -31,6 +31,7 @@ from ringsync.ledger.topic_owners import take_topic, topic_owners
 from ringsync.replica.base import base_folder, replaced_table
 from ringsync.replica.delta_log import read_snapshot
 from ringsync.ring.tokens import fraction
+from ringsync.schema.table import TableSchema
 from ringsync.sources.scan.forecast import PAGE_ROWS, PLACES, Forecast, sample
 from ringsync.sources.scan.plan import ScanPlan, Selection
 from ringsync.sources.scan.planning import make_scan_plan
@@ -72,6 +73,7 @@ class Preparation:
     :ivar application: of the run
     :ivar permits: the limits of all forecasts together
     :ivar space: the space that all of them need
+    :ivar cdc: enables cdc on a table, and says what was done
     :ivar tables: number of tables
     """
 
@@ -80,6 +82,7 @@ class Preparation:
     state: states.BootstrapState
     permits: Limiter
     space: Space
+    cdc: Together[TableSchema, str]
     now: int
     tables: int = 1
 
@@ -114,7 +117,9 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
             create_state(session, config)
     if not options.dry_run:
         clear_old(config, store, state)
-    preparation = Preparation(application, Shared(session, known), state, permits, Space(), now, len(tables))
+    shared = Shared(session, known)
+    cdc = Together(partial(enable_cdc, shared, store))
+    preparation = Preparation(application, shared, state, permits, Space(), cdc, now, len(tables))
     each(application.run, tables, partial(prepare_table, preparation), outcome)
     report, code = in_all(outcome, last=options.dry_run)
     return {**report, "dry_run": options.dry_run}, code
@@ -172,7 +177,7 @@ def prepare_table(preparation: Preparation, name: TableName) -> tuple[Report, Ex
     if not preparation.are_many:
         create_state(session, config)
     if options.enable_cdc:
-        report["cdc"] = enable_cdc(shared, store, scan.table)
+        report["cdc"] = preparation.cdc.do(scan.table)
     plan = find_plan(store, application.run, plan_of)
     if plan is None:
         bootstrap = continued or begin(application, state, scan, specification, latest)

@@ -16,9 +16,10 @@ from ringsync.cluster.limits import Permits
 from ringsync.config import Config
 from ringsync.formats.sstable.data import Loss
 from ringsync.formats.sstable.errors import SSTableError
-from ringsync.formats.sstable.names import Descriptor
+from ringsync.formats.sstable.names import DATA, Descriptor
 from ringsync.formats.sstable.sstables import SSTable
 from ringsync.images.from_streams import images_of_part
+from ringsync.images.times import UnrepresentableValueError
 from ringsync.ledger.snapshots import StoredSSTable
 from ringsync.ring.tokens import TokenRange
 from ringsync.schema.table import TableSchema
@@ -32,6 +33,9 @@ from ringsync.storage.port import NotFoundError, ObjectStore
 
 SPLITS_IN_ONE = 4
 """A task gives the rest of its split back once it has read this multiple of a split's wanted size."""
+
+_NAMED = 5
+"""Files that an error names at most."""
 
 RowsOfRange = tuple[TokenRange, Iterator[ImagePages | Unread]]
 """A range, and its rows in token order."""
@@ -89,7 +93,7 @@ class SnapshotRows:
     table: TableSchema
 
     def read(self, config: Config, plan: ScanPlan, store: ObjectStore, permits: Permits) -> Iterator[RowsOfRange]:
-        """Read the rows. Where any SSTable cannot be read, the rest of the range is unread.
+        """Read the rows. Where any SSTable cannot be read, or merged with others, the rest of the range is unread.
 
         Files that are read in place are the nodes': the limits of reading from the cluster hold for them, too.
 
@@ -137,8 +141,13 @@ class SnapshotRows:
             for part in parts if not in_place else _permitted(parts, permits):
                 images = images_of_part(part, plan.table, plan.unrepresentable_values)
                 yield ImagePages(images, 1, images.nbytes, shown.of(images))
+        except UnrepresentableValueError:
+            raise
         except (LostRowsError, SSTableError, NotFoundError, OSError) as error:
             yield Unread(split.tokens, f"{plan.table.full_name}, {split.tokens}: {error}")
+            return
+        except (ValueError, LookupError) as error:  # a damage that no check of the files has found
+            yield Unread(split.tokens, f"{plan.table.full_name}, {split.tokens}: {_cannot_be_merged(split, error)}")
             return
         rest = shown.end()
         if rest.num_rows:
@@ -159,6 +168,15 @@ def _permitted(parts: Iterator[MergedPart], permits: Permits) -> Iterator[Merged
         if part is None:
             return
         yield part
+
+
+def _cannot_be_merged(split: SSTableSplit, error: Exception) -> str:
+    files = dict.fromkeys(descriptor.path(DATA) for _, descriptor, _ in split.parts)
+    named = ", ".join([*list(files)[:_NAMED], *([f"and {len(files) - _NAMED} more"] if len(files) > _NAMED else [])])
+    return (
+        f"rows of {named} cannot be merged ({type(error).__name__}: {error}): is one of these files damaged? Scrub "
+        "them on their nodes, and begin again with restart"
+    )
 
 
 class LostRowsError(Exception):

@@ -7,6 +7,9 @@ twice. A node that fails is noted, with its reason; the scan goes on without it 
 With ``sstable.read: upload`` the files are copied, and the snapshot is cleared at once. A copy that was cut off goes on
 where it stopped. Last comes the node's manifest: who finds it finds all files. If some have gone since, or a snapshot
 on a node is not complete, the next run of the queue takes it again.
+
+A bootstrap that is cancelled meanwhile, or replaced by another, stops within some seconds. Its snapshots and copies are
+removed: by this process or by the one that cancels, whichever is later.
 """
 
 from __future__ import annotations
@@ -120,12 +123,60 @@ def snapshot_table(this: Run, plan: BootstrapPlan) -> tuple[Report, ExitCode]:
         return report, ExitCode.OK
     wait_until_free(this.state, plan.bootstrap, this.run)
     this.space.take(lake_bytes(plan.estimated_bytes))
-    with signs_of_life(this, plan):
-        return take_and_copy(this, plan, report), ExitCode.OK
+    wanted = Wanted(this.state, plan)
+    try:
+        with signs_of_life(this, plan, wanted):
+            report = take_and_copy(this, plan, report, wanted)
+        wanted.look()  # who cancels from now on finds all that is to be removed
+        wanted.check()
+    except NotWantedError:
+        with this.one_node:
+            clear_old(this.config, this.store, this.state, queue=this.queue)
+        raise
+    return report, ExitCode.OK
 
 
-def take_and_copy(this: Run, plan: BootstrapPlan, report: Report) -> Report:
-    """Take the snapshots of a table on the nodes of this queue; the errors are those of :func:`run`."""
+class NotWantedError(StepError):
+    """The bootstrap was cancelled, or another one of its table has begun: its snapshots are of no use."""
+
+
+class Wanted:
+    """Knows whether a bootstrap's snapshots are still wanted."""
+
+    def __init__(self, state: BootstrapState, plan: BootstrapPlan) -> None:
+        self._state, self._plan = state, plan
+        self._over, self._reason = threading.Event(), ""
+
+    def look(self) -> bool:
+        """Read the bootstrap's state, and tell whether it is wanted.
+
+        :raises StateError: it cannot be read
+        """
+        try:
+            check_not_cancelled(self._state.find(self._plan.bootstrap.keyspace, self._plan.bootstrap.table), self._plan)
+        except StepError as error:
+            self._reason = str(error)
+            self._over.set()
+        return not self._over.is_set()
+
+    def check(self) -> None:
+        """Go on, unless a look has shown that it is not wanted any more.
+
+        :raises NotWantedError: it is not
+        """
+        if self._over.is_set():
+            raise NotWantedError(f"{self._reason}. Its snapshots are removed")
+
+    def sleep(self, pause_s: float) -> None:
+        """Wait, at most until it is not wanted any more."""
+        self._over.wait(pause_s)
+
+
+def take_and_copy(this: Run, plan: BootstrapPlan, report: Report, wanted: Wanted) -> Report:
+    """Take the snapshots of a table on the nodes of this queue; the errors are those of :func:`run`.
+
+    :raises NotWantedError: the bootstrap was cancelled meanwhile
+    """
     about = ring_of(this, plan)
     level, ranges = plan.scan.consistency_level, plan.scan.selection.ranges
     hosts = asked_hosts(about.ring, level, ranges)
@@ -133,8 +184,10 @@ def take_and_copy(this: Run, plan: BootstrapPlan, report: Report) -> Report:
     failed: dict[str, Exception] = {}
     for host in ours:
         try:
-            snapshot = snapshot_node(this, plan, host)
+            snapshot = snapshot_node(this, plan, host, wanted)
             report["nodes"][host.endpoint] = {"sstables": len(snapshot.sstables), "bytes": snapshot.bytes}
+        except NotWantedError:
+            raise
         except (StepError, StorageError, OSError) as error:
             failed[host.id] = error
             put_failure(this.store, plan.bootstrap.id, host.id, str(error))
@@ -150,13 +203,15 @@ def take_and_copy(this: Run, plan: BootstrapPlan, report: Report) -> Report:
 
 
 @contextmanager
-def signs_of_life(this: Run, plan: BootstrapPlan) -> Iterator[None]:
-    """Say now and then that this run works on the bootstrap: copies may take hours."""
+def signs_of_life(this: Run, plan: BootstrapPlan, wanted: Wanted) -> Iterator[None]:
+    """Say now and then that this run works on the bootstrap, and look whether it is wanted: copies may take hours."""
     end = threading.Event()
 
     def beat() -> None:
         while True:
             try:
+                if not wanted.look():
+                    return
                 say(this.store, plan, "snapshot")
                 this.state.beat([plan.bootstrap.id], this.run)
             except (StorageError, StateError) as error:
@@ -183,9 +238,10 @@ def ring_of(this: Run, plan: BootstrapPlan) -> SnapshotsOf:
     return keep_snapshots_of(this.store, SnapshotsOf(plan.bootstrap.id, table.keyspace, table.name, ring, queues))
 
 
-def snapshot_node(this: Run, plan: BootstrapPlan, host: Host) -> NodeSnapshot:
+def snapshot_node(this: Run, plan: BootstrapPlan, host: Host, wanted: Wanted) -> NodeSnapshot:
     """Take a node's snapshot, copy it if it is to be copied, and put its manifest. Doing it again is safe.
 
+    :raises NotWantedError: the bootstrap was cancelled meanwhile
     :raises NodeSnapshotError: it cannot be taken, or is not complete
     :raises StepError: the store has too little space for the copy
     :raises StorageError: it cannot be copied
@@ -197,12 +253,13 @@ def snapshot_node(this: Run, plan: BootstrapPlan, host: Host) -> NodeSnapshot:
     taken_ms = int(time.time() * 1000)
     say_begun(store, bootstrap, taken_ms)
     with this.one_node:
+        wanted.check()
         node = node_of(this.config, this.shared.session, host)
         sstables = take_snapshot(node, table, bootstrap, settings.free_space_factor)
     if copies:
         try:
-            _copy(this, bootstrap, host, sstables)
-        except StepError:  # there is no room: a snapshot that is not copied would only fill the node
+            _copy(this, bootstrap, host, sstables, wanted)
+        except StepError:  # no room, or not wanted: a snapshot that is not copied would only fill the node
             _clear(this, node, table.keyspace, bootstrap)
             raise
         sstables = [copied(bootstrap, host.id, sstable, PIECE_BYTES) for sstable in sstables]
@@ -231,12 +288,13 @@ def _clear(this: Run, node: Node, keyspace: str, bootstrap: str) -> None:
         clear_snapshot(node, keyspace, tag_of(bootstrap))
 
 
-def _copy(this: Run, bootstrap: str, host: Host, sstables: Sequence[StoredSSTable]) -> None:
+def _copy(this: Run, bootstrap: str, host: Host, sstables: Sequence[StoredSSTable], wanted: Wanted) -> None:
     """Copy the files of a snapshot to the object store, several pieces at once. What is there is not copied again.
 
     :raises StepError: a local store has too little space
+    :raises NotWantedError: the bootstrap was cancelled meanwhile
     """
-    wanted = [
+    parts = [
         (Path(sstable.descriptor.path(name)), piece_key(target.descriptor.path(name), position), position, part)
         for sstable in sstables
         for target in [copied(bootstrap, host.id, sstable, PIECE_BYTES)]
@@ -244,15 +302,17 @@ def _copy(this: Run, bootstrap: str, host: Host, sstables: Sequence[StoredSSTabl
         for position, part in pieces(size, PIECE_BYTES)
     ]
     there = {stat.key for stat in this.store.list(f"{FOLDER}{bootstrap}/{host.id}/")}
-    missing = sum(part for _, key, _, part in wanted if key not in there)
+    missing = sum(part for _, key, _, part in parts if key not in there)
 
     def copy(path: Path, key: str, position: int, size: int) -> None:
+        wanted.check()
         with path.open("rb") as file:
             file.seek(position)
             data = file.read(size)
         crc32c, stat = google_crc32c.value(data), this.store.stat(key)
         if stat is None or (stat.size, stat.crc32c) != (len(data), crc32c):
-            this.pace.wait(len(data))
+            this.pace.wait(len(data), wanted.sleep)
+            wanted.check()
             put_same(this.store, key, data, crc32c)
 
     needed = this.space.take(missing)
@@ -261,7 +321,7 @@ def _copy(this: Run, bootstrap: str, host: Host, sstables: Sequence[StoredSSTabl
         if missing:
             what = f"copies of SSTables of node {host.endpoint}, and all that is copied of these tables"
             check_space(this.store, what, needed, "set store.url to another place, or sstable.read to in_place")
-        for done in [pool.submit(copy, *one) for one in wanted]:
+        for done in [pool.submit(copy, *one) for one in parts]:
             done.result()
     finally:
         pool.shutdown(cancel_futures=True)
@@ -314,6 +374,6 @@ def _reasons(store: ObjectStore, about: SnapshotsOf, hosts: Sequence[Host]) -> s
     return "; ".join(
         get_failure(store, about.bootstrap, host.id)
         or f"node {host.endpoint} ({host.id}): no snapshot was taken yet by a worker of its queue "
-        f"{about.queues.get(host.id, '')!r}: is one running?"
+        f"{about.queues.get(host.id, '')!r}: is one running, or was its task stopped?"
         for host in hosts
     )

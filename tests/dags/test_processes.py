@@ -1,0 +1,110 @@
+"""Tasks that end, fail or hang: what Airflow is told, and that none runs for ever."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.dags.tasks import ROOT, RUN, rendered
+
+
+@pytest.mark.parametrize(("code", "is_final"), [(0, None), (1, True), (3, True), (4, False), (-9, False)])
+def test_a_process_without_spark(
+    bag: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, is_final: Any
+) -> None:
+    from airflow.sdk.exceptions import AirflowException, AirflowFailException
+
+    task = rendered(bag, "commitlog_archive", "archive", {})
+    module = sys.modules[type(task).__module__]
+    monkeypatch.setattr(module, "prepare_environment", lambda _: None)
+    reported: list[str] = []
+    monkeypatch.setattr(module, "send_report", lambda _, key, *__: reported.append(key))
+    script = tmp_path / "application.py"
+    script.write_text(
+        "import os, sys\nprint('ringsync: error: no room', file=sys.stderr)\nprint('ringsync: report: {}')\n"
+        f"os.kill(os.getpid(), 9) if {code} < 0 else sys.exit({code})\n"
+    )
+    assert (ROOT / "spark_apps" / "commitlog_archive.py").samefile(task.path)
+    task.path = str(script)
+    if is_final is None:
+        task.execute({})
+    else:
+        with pytest.raises(AirflowException, match="no room") as raised:
+            task.execute({})
+        assert isinstance(raised.value, AirflowFailException) == is_final
+    assert reported == [f"reports/commitlog_archive/{RUN}.default.json"]
+
+
+def test_no_task_of_bootstraps_and_archives_runs_for_ever(bag: Any) -> None:
+    hours = {
+        **{"prepare": 168, "snapshot_default": 24, "scan": 168, "drain": 168, "verify": 168, "snapshots_ended": None},
+        **{"reprocess": 24, "archive": 0.25},  # sync.run_s, and five minutes to end
+    }
+    dags = ("bootstrap_table", "replica_verify", "archive_reprocess", "commitlog_archive")
+    tasks = [task for dag_id in dags for task in bag.dags[dag_id].tasks]
+    assert {task.task_id for task in tasks} == hours.keys()
+    for task in tasks:
+        longest = task.execution_timeout
+        assert (longest and longest.total_seconds() / 3600) == hours[task.task_id], task.task_id
+
+
+@pytest.mark.parametrize("ends", ["at once", "when killed", "never"])
+@pytest.mark.parametrize(("dag_id", "task_id", "conf", "said"), [
+    ("bootstrap_table", "snapshot_default", {"table": "shop.orders", "mode": "sstable"},
+     r"did not end in 2 s \(sstable.task_timeout_h\), and was stopped: .* The scan reads the snapshots that are there"),
+    ("commitlog_archive", "archive", {},
+     r"did not end in 2 s \(sync.run_s\), and was stopped: .* The next try goes on where it was"),
+])  # fmt: skip
+def test_a_process_that_hangs_is_stopped(
+    *, bag: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    dag_id: str, task_id: str, conf: dict[str, Any], said: str, ends: str,
+) -> None:  # fmt: skip
+    """By Airflow's own clock; also one that no signal ends, as when a disk does not answer."""
+    from airflow.sdk.exceptions import AirflowException, AirflowFailException
+    from airflow.sdk.execution_time.timeout import timeout
+
+    task = rendered(bag, dag_id, task_id, conf)
+    module, bounds = sys.modules[type(task).__module__], sys.modules["ringsync_bounds"]
+    monkeypatch.setattr(module, "prepare_environment", lambda _: None)
+    monkeypatch.setattr(bounds, "END_S", 0.5)
+    script = tmp_path / "application.py"
+    ignores = "" if ends == "at once" else "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    script.write_text(f"{ignores}import time\nprint('asking the node', flush=True)\ntime.sleep(60)\n")
+    task.path, task.execution_timeout = str(script), timedelta(seconds=2)
+    if ends == "never":
+        monkeypatch.setattr(subprocess.Popen, "kill", lambda _: None)
+    began_s = time.monotonic()
+    with pytest.raises(AirflowException, match=said) as raised, timeout(2):
+        task.execute({})
+    assert 2 <= time.monotonic() - began_s < 6
+    assert isinstance(raised.value, AirflowFailException) == (task_id != "archive")  # a loop begins again
+    assert (task._process.poll() is None) == (ends == "never")
+    if ends == "never":
+        os.kill(task._process.pid, 9)
+        task._process.wait()
+
+
+def test_an_application_that_hangs_is_stopped(bag: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from airflow.sdk.exceptions import AirflowFailException
+    from airflow.sdk.execution_time.timeout import timeout
+
+    submit = tmp_path / "spark-submit"
+    submit.write_text("#!/bin/sh\necho ringsync: asking the node\nexec sleep 60\n")
+    submit.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    task = rendered(bag, "bootstrap_table", "prepare", {"table": "shop.orders"})
+    module = sys.modules[type(task).__module__]
+    monkeypatch.setattr(module, "prepare_environment", lambda _: None)
+    monkeypatch.setattr(module, "send_report", lambda *_: None)
+    task.execution_timeout = timedelta(seconds=3)
+    said = r"did not end in 3 s \(scan.task_timeout_h\), and was stopped: .* raise the setting; run it again"
+    with pytest.raises(AirflowFailException, match=said), timeout(3):
+        task.execute({})
+    assert task._hook._submit_sp.wait(5) == -9
