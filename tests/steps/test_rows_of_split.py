@@ -13,7 +13,6 @@ from ringsync.formats.sstable.names import Descriptor
 from ringsync.formats.sstable.source import LocalSource
 from ringsync.formats.sstable.sstables import open_sstable
 from ringsync.ledger.snapshots import StoredSSTable
-from ringsync.ring.tokens import WHOLE_RING
 from ringsync.schema.table import TableSchema
 from ringsync.sources.scan.scan import Unread
 from ringsync.sources.sstable_files import split_tables
@@ -48,7 +47,7 @@ def read(descriptors: Sequence[Descriptor]) -> tuple[int, list[Unread]]:
     """Read SSTables by ten splits at least: rows of ranges that were read, and what was not."""
     opened = [open_sstable(LocalSource(one), TABLE) for one in descriptors]
     stored = tuple(StoredSSTable(one, {}) for one in descriptors)
-    splits = SnapshotRows(tuple(split_tables(opened, [WHOLE_RING], 10)), stored, TABLE)
+    splits = SnapshotRows(tuple(split_tables(opened, 10)), stored, TABLE)
     config: Any = SimpleNamespace(sstable=SimpleNamespace(memory_mb=1))
     plan: Any = SimpleNamespace(table=TABLE, now=1, unrepresentable_values="error")
     permits: Any = SimpleNamespace(ask=lambda rows: 1, answered=lambda rows, size: None)
