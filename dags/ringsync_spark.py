@@ -69,11 +69,11 @@ class SparkApplicationOperator(SparkSubmitOperator):
             raise
 
     def _run(self, context: Context) -> None:
-        config, started = prepare_environment(self._conn_id), time.time()
+        config, started, failure = prepare_environment(self._conn_id), time.time(), None
         try:
             super().execute(context)
         except AirflowException as error:
             failure = orchestration.explain_failure(self.spark.name, str(error))
-            raise (AirflowException if failure.may_retry else AirflowFailException)(failure.message) from None
-        finally:
-            send_report(config, self.report, started, self.log)
+        send_report(config, self.report, started, self.log)  # not after a timeout: its store may hang, too
+        if failure is not None:
+            raise (AirflowException if failure.may_retry else AirflowFailException)(failure.message)

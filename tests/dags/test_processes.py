@@ -102,9 +102,11 @@ def test_an_application_that_hangs_is_stopped(bag: Any, tmp_path: Path, monkeypa
     task = rendered(bag, "bootstrap_table", "prepare", {"table": "shop.orders"})
     module = sys.modules[type(task).__module__]
     monkeypatch.setattr(module, "prepare_environment", lambda _: None)
-    monkeypatch.setattr(module, "send_report", lambda *_: None)
+    reports: list[object] = []
+    monkeypatch.setattr(module, "send_report", lambda *about: reports.append(about))
     task.execution_timeout = timedelta(seconds=3)
     said = r"did not end in 3 s \(scan.task_timeout_h\), and was stopped: .* raise the setting; run it again"
     with pytest.raises(AirflowFailException, match=said), timeout(3):
         task.execute({})
     assert task._hook._submit_sp.wait(5) == -9
+    assert not reports, "what hangs may be the store, which the report is in, too"

@@ -219,6 +219,17 @@ def test_always_keeps_a_copy_of_all(raw: Path, store: LocalStore) -> None:
     assert [file.exists() for file in files] == [False, False, False, True]
 
 
+def test_a_backlog_that_takes_longer_than_a_run_is_left_to_the_next_one(raw: Path, store: LocalStore) -> None:
+    """Else the run would be stopped as one that hangs, amid its uploads."""
+    files = fill(raw, 30)
+    watch, turns = archiver(store, Nodes({"a": raw}, total="100MiB"), policy="always"), list[int]()
+    watch.cycle(lambda: turns.append(1), lambda: bool(turns))
+    done = len(names(store, WAITING))
+    assert 0 < done < len(files)
+    watch.cycle()
+    assert len(names(store, WAITING)) == len(files) - 1, "the last one is still written to"
+
+
 def test_off_leaves_all(raw: Path, store: LocalStore) -> None:
     files = fill(raw, 7)
     watch = archiver(store, Nodes({"a": raw}), policy="off")

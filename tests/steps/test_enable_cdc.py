@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cassandra import Unauthorized
+from cassandra.cluster import NoHostAvailable
 
 import ringsync.cluster.shared
 from ringsync.cluster.node import OneNode, one_node
@@ -161,12 +164,84 @@ def test_a_table_that_may_not_be_altered_fails_alone(
     assert not store.list()
 
 
+@pytest.mark.parametrize("looks", [1, 2])
+def test_no_node_may_be_down_in_the_moment(
+    session: Any, own: Any, tables: list[TableSchema], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, looks: int
+) -> None:
+    """A node that starts later learns of both changes at once, and keeps the statements that it knows."""
+    shared, store, asked = Shared(own), LocalStore(tmp_path), itertools.count(-1)
+
+    def look(session: Any) -> OneNode:
+        node = one_node(session)
+        node.down = frozenset({"10.0.0.9"} if next(asked) == looks - 1 else ())
+        return node
+
+    with monkeypatch.context() as patch:
+        patch.setattr(prepare_cdc, "one_node", look)
+        for error in enable_cdc(shared, store, tables):
+            assert isinstance(error, StepError)
+            assert r"while nodes are down (10.0.0.9)" in str(error)
+    assert options(session, tables) == [(False, 7) if looks == 1 else (True, 8)] * 3
+    assert len(store.list()) == (0 if looks == 1 else 3)
+    assert enable_cdc(shared, store, tables) == ["enabled now" if looks == 1 else "was enabled"] * 3
+    assert options(session, tables) == [(True, 7)] * 3
+    assert not store.list()
+
+
+@pytest.mark.parametrize("alteration", ["cdc = true", "gc_grace_seconds = 7"])
+@pytest.mark.parametrize("error", [NoHostAvailable("a server error", {}), Unauthorized("no")])
+def test_what_a_node_refuses_one_table_concerns_no_other(
+    session: Any,
+    own: Any,
+    tables: list[TableSchema],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    alteration: str,
+    error: Exception,
+) -> None:
+    """The driver tells a server's own error like one of a node that does not answer."""
+    shared, store = Shared(own), LocalStore(tmp_path)
+    with monkeypatch.context() as patch:
+        refused = f"{tables[1].full_name} WITH {alteration}"
+        patch.setattr(prepare_cdc, "one_node", lambda session: Refuses(one_node(session), refused, error))
+        first, failure, last = enable_cdc(shared, store, tables)
+    assert (first, last) == ("enabled now", "enabled now")
+    assert isinstance(failure, Exception)
+    # What was begun must be ended by the next run, and what was not begun leaves nothing, if that is sure.
+    begun = alteration != "cdc = true"
+    assert options(session, tables) == [(True, 7), (begun, 8 if begun else 7), (True, 7)]
+    assert len(store.list()) == (begun or isinstance(error, NoHostAvailable))
+    enable_cdc(shared, store, tables)
+    assert options(session, tables) == [(True, 7)] * 3
+    assert not store.list()
+
+
+def test_a_moment_that_is_found_is_awaited_too(
+    own: Any, tables: list[TableSchema], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another run may have begun it just now."""
+    shared, store, done = Shared(own), LocalStore(tmp_path), list[str]()
+    behind = ringsync.cluster.shared.nodes_behind
+    with monkeypatch.context() as patch:
+        patch.setattr(prepare_cdc, "one_node", lambda session: Dies(one_node(session), after=1))
+        with pytest.raises(Killed):
+            enable_cdc(shared, store, tables[:1])
+    monkeypatch.setattr(
+        ringsync.cluster.shared, "nodes_behind", lambda session: done.append("agreed") or behind(session)
+    )
+    monkeypatch.setattr(prepare_cdc, "one_node", lambda session: Tells(one_node(session), done))
+    enable_cdc(shared, store, tables[:1])
+    assert done == ["agreed", "agreed", "gc_grace_seconds = 7", "agreed"]
+
+
 class Killed(BaseException):
     """The process ends here."""
 
 
 class Dies:
     """A node that a process asks to alter tables, until it is killed."""
+
+    down = frozenset[str]()
 
     def __init__(self, node: OneNode, after: int) -> None:
         self._node, self._left = node, after
@@ -182,12 +257,28 @@ class Dies:
 class Tells:
     """A node that tells how tables were altered."""
 
+    down = frozenset[str]()
+
     def __init__(self, node: OneNode, told: list[str]) -> None:
         self._node, self._told = node, told
 
     def execute(self, query: str, parameters: Any = None) -> Any:
         if query.startswith("ALTER"):
             self._told.append(query.partition(" WITH ")[2])
+        return self._node.execute(query, parameters)
+
+
+class Refuses:
+    """A node that refuses one statement."""
+
+    down = frozenset[str]()
+
+    def __init__(self, node: OneNode, refused: str, error: Exception) -> None:
+        self._node, self._refused, self._error = node, refused, error
+
+    def execute(self, query: str, parameters: Any = None) -> Any:
+        if self._refused in query:
+            raise self._error
         return self._node.execute(query, parameters)
 
 

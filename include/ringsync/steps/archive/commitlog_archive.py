@@ -71,8 +71,9 @@ def run(application: Application) -> tuple[Report, ExitCode]:
     def say() -> None:
         put_status(store, "commitlog_archive", queue, {"nodes": archiver.status(), "problems": []})
 
+    end_s = time.monotonic() + config.sync.run_s
     for _ in cycles(store, config.sync.run_s, config.archive.poll_interval_ms / 1000, heeds_stop=False):
-        archiver.cycle(say)
+        archiver.cycle(say, lambda: time.monotonic() >= end_s)
         say()
         old_snapshots.clear()
         if queue == DEFAULT_QUEUE:  # one queue does it for all
@@ -189,17 +190,18 @@ class Archiver:
         self._without_entry: frozenset[str] = frozenset()
         self.counts: Counter[str] = Counter(segments=0, bytes=0, removed=0)
 
-    def cycle(self, say: Callable[[], None] = lambda: None) -> None:
+    def cycle(self, say: Callable[[], None] = lambda: None, is_over: Callable[[], bool] = lambda: False) -> None:
         """Look at all nodes, and archive what is to be archived: some segments of each node in turn, first of the one
         with the least room.
 
         :param say: called between the turns
+        :param is_over: function that tells whether to end before all is archived: the next run goes on
         """
         self._find_nodes()
         waiting = [node for node in (self._nodes or {}).values() if node.captures or node.folder]
         errors = {node.node: node.error for node in waiting}
         failed: dict[str, dict[int, Exception]] = {node.node: {} for node in waiting}
-        while waiting:
+        while waiting and not is_over():
             waiting = [node for node in waiting if self._takes_turn(node, failed[node.node])]
             waiting.sort(key=lambda node: node.free_bytes / max(node.total_bytes, 1))
             say()

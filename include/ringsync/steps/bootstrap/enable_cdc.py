@@ -69,29 +69,62 @@ def enable_cdc(shared: Shared, store: ObjectStore, tables: Sequence[TableSchema]
     found = {table: _look(node, store, table) for table in tables}
     work = [one for one in found.values() if one is not None]
     new = [one for one in work if not one.has_cdc]
-    for one in new:
+    failed: dict[TableSchema, Exception] = _without_all_nodes(shared, new)
+    begun = [one for one in new if one.table not in failed]
+    for one in begun:
         record = {"gc_grace_seconds": one.grace, "for_a_moment": one.for_a_moment}
         store.put(one.key, json.dumps(record).encode())
-    failed = _alter(node, {one.table: f"cdc = true AND gc_grace_seconds = {one.for_a_moment}" for one in new})
-    if new:
-        shared.wait_for_agreement(time.monotonic())
+    failed |= _alter(node, {one.table: f"cdc = true AND gc_grace_seconds = {one.for_a_moment}" for one in begun})
+    unchanged = [one for one in begun if isinstance(failed.get(one.table), RefusedError)]
     ends = [one for one in work if one.table not in failed and (one.is_in_moment or not one.has_cdc)]
+    if ends:
+        # Also a moment that was found may have begun just now, by another run.
+        shared.wait_for_agreement(time.monotonic())
+        failed |= _without_all_nodes(shared, ends)
+        ends = [one for one in ends if one.table not in failed]
     failed |= _alter(node, {one.table: f"gc_grace_seconds = {one.grace}" for one in ends})
     if ends:
         shared.wait_for_agreement(time.monotonic())
-    for one in new:
-        if one.table not in failed and not one_node(shared.session).execute(OPTIONS, _name(one.table)).one().cdc:
+    for one in begun:
+        if one.table in failed:
+            continue
+        options = one_node(shared.session).execute(OPTIONS, _name(one.table)).one()
+        if options is None:
+            failed[one.table] = _gone(one.table)
+        elif not options.cdc:
             failed[one.table] = StepError(
                 f"a node does not know of the cdc of {one.table.full_name}, which another has just enabled: run again "
                 "once all nodes are up"
             )
     for one in work:
         # After an answer that was lost the record stays: nobody knows what the node has done.
-        if one.table not in failed or (one in new and isinstance(failed[one.table], RefusedError)):
+        if one.table not in failed or one in unchanged:
             store.delete(one.key)
     done = {one.table: "was enabled" if one.has_cdc else "enabled now" for one in work}
-    gone = {table: StepError(f"{table.full_name} is gone: it was dropped") for table in found.keys() - done.keys()}
+    gone = {table: _gone(table) for table in found.keys() - done.keys()}
     return [failed.get(table) or gone.get(table) or done[table] for table in tables]
+
+
+def _without_all_nodes(shared: Shared, tables: Sequence[Enabling]) -> dict[TableSchema, Exception]:
+    """Return why tables cannot go on while nodes are down; empty: no node is.
+
+    A node that starts later learns of both changes at once: it would never capture what was prepared on it before.
+    """
+    down = one_node(shared.session).down if tables else frozenset()
+    if not down:
+        return {}
+    return {
+        one.table: StepError(
+            f"cdc is not enabled on {one.table.full_name} while nodes are down ({', '.join(sorted(down))}): they would "
+            "never capture the writes of statements that were prepared on them before. Start them, or remove them from "
+            "the ring, and run again"
+        )
+        for one in tables
+    }
+
+
+def _gone(table: TableSchema) -> StepError:
+    return StepError(f"{table.full_name} is gone: it was dropped")
 
 
 class RefusedError(StepError):
@@ -133,5 +166,14 @@ def _alter(node: Node, alterations: Mapping[TableSchema, str]) -> dict[TableSche
                 "cassandra.yaml, and this user the right to ALTER the table (docs/sync.md)"
             )
         except NO_ANSWER as error:
-            failed[table] = silent = error
+            # The driver tells an error of the server like a node that does not answer.
+            failed[table], silent = error, None if _answers(node) else error
     return failed
+
+
+def _answers(node: Node) -> bool:
+    try:
+        node.execute("SELECT key FROM system.local")
+    except NO_ANSWER:
+        return False
+    return True
