@@ -60,8 +60,8 @@ def enable_cdc(shared: Shared, store: ObjectStore, tables: Sequence[TableSchema]
 
     One thread of a run does this at a time (:class:`ringsync.cluster.shared.Together`).
 
-    :returns: for each table what was done, or why that failed: a ``StepError`` if the nodes refuse it, else the
-        driver's error
+    :returns: for each table what was done, or why that failed: a ``StepError`` if the nodes refuse it or one of them
+        is down, else the driver's error
     :raises ClusterError: the nodes do not agree on the schema
     """
     shared.wait_for_agreement(time.monotonic())
@@ -106,7 +106,7 @@ def enable_cdc(shared: Shared, store: ObjectStore, tables: Sequence[TableSchema]
 
 
 def _without_all_nodes(shared: Shared, tables: Sequence[Enabling]) -> dict[TableSchema, Exception]:
-    """Return why tables cannot go on while nodes are down; empty: no node is.
+    """Return why tables cannot go on, if nodes are down; empty: none is.
 
     A node that starts later learns of both changes at once: it would never capture what was prepared on it before.
     """
