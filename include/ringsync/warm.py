@@ -18,7 +18,7 @@ from ringsync.avro.to_json import json_converter
 from ringsync.changes.columns import logged_tables
 from ringsync.changes.flat import FlatDeletions
 from ringsync.changes.keys.canonical import canonical_column
-from ringsync.changes.reconcile.plain import merge_plain
+from ringsync.changes.reconcile.plain import order_plain
 from ringsync.changes.reconcile.rows import merge
 from ringsync.compiled.memory import padded
 from ringsync.cql import types as cql
@@ -132,7 +132,9 @@ def _read_sstable(table: TableSchema) -> None:
         pass
     read_trie(source, 1)
     for batch in read_plain_rows(data, layout, 0, data.length, partitions.behind):
-        merge_plain([batch.rows], table)
+        if ordered := order_plain([batch.rows], table):
+            ordered.merged()
+            ordered.shown(0)
 
 
 def sample_table() -> TableSchema:

@@ -97,7 +97,7 @@ def valid_mask(array: pa.Array) -> npt.NDArray[np.bool_]:
     return np.unpackbits(bitmap, bitorder="little")[skip : skip + len(array)].view(np.bool_)
 
 
-_KEPT_BYTES = 2**28
+_KEPT_BYTES = 2**29
 """Bytes that are kept at most; a batch touches only a part of the room that it asks for."""
 _LEAST_KEPT_BYTES = 2**17
 _free: dict[int, list[pa.Buffer]] = {}

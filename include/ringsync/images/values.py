@@ -7,19 +7,16 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numba import njit
 
-from ringsync.changes.batch import Liveness
+from ringsync.changes.batch import ChangeRows
 from ringsync.changes.columns import columns_of
-from ringsync.changes.grid import CellGrid, cell_grid
+from ringsync.changes.grid import cell_grid
 from ringsync.changes.keys.canonical import decoded_clustering
 from ringsync.changes.keys.parts import clustering_parts, partition_parts
 from ringsync.changes.plain import is_plain
+from ringsync.changes.reconcile.plain import OrderedRows, ShownRows
 from ringsync.changes.reconcile.streams import MergedPart
 from ringsync.changes.schema import NO_EXPIRY, ROW
-from ringsync.compiled.arrow import Integers, Mask, Places32
-from ringsync.compiled.memory import KERNEL, load32_native
-from ringsync.cql.cells import NULL_LENGTH, Cells
 from ringsync.cql.codec.decode import decode, misfit_reason
 from ringsync.images.from_streams import images_of_part
 from ringsync.images.live import shown_rows
@@ -78,16 +75,9 @@ def repeating_columns(rows: pa.RecordBatch) -> list[str]:
 
 def _plain_values(part: MergedPart, table: TableSchema, now_s: int) -> pa.RecordBatch:
     """Return the shown rows of a table in which each column has one cell."""
-    rows, grid = part.rows, part.grid
-    if grid is None:
-        rows = rows.where(rows.kind == ROW)
-        grid = cell_grid(rows.cells, columns_of(table), len(rows), np.arange(len(rows)))
+    rows = part.found.shown(now_s) if isinstance(part.found, OrderedRows) else _shown_rows(part.found, table, now_s)
     clusterings = clustering_parts(rows.clustering, len(table.clustering))[1]
-    raws = [*partition_parts(rows.partition_key, table), *clusterings]
-    shown, values = _shown(rows.liveness, grid, now_s)
-    if shown is not None:
-        raws = [cells.take(shown) for cells in raws]
-    raws += values
+    raws = [*partition_parts(rows.partition_key, table), *clusterings, *rows.values]
     columns = (*table.key_columns, *table.value_columns)
     cells = {column.name: raw for column, raw in zip(columns, raws, strict=True)}
     decoded = {column.name: decode(column.type, cells[column.name]) for column in columns}
@@ -103,61 +93,13 @@ def _plain_values(part: MergedPart, table: TableSchema, now_s: int) -> pa.Record
     return pa.RecordBatch.from_arrays(arrays, schema=values_schema(table))
 
 
-def _shown(liveness: Liveness, grid: CellGrid, now_s: int) -> tuple[Places32 | None, list[Cells]]:
-    """Find the rows that are shown (None: all), and the values of each column in them, null where they have expired."""
-    until = liveness.expires_at
-    alive = liveness.there & ((until == NO_EXPIRY) | (until > now_s))
-    expiries, shown = np.ascontiguousarray(grid.expiries), np.empty(len(alive), np.int32)
-    count, has_expired = _find_shown(expiries, now_s, alive, shown)
-    if count == len(alive) and not has_expired:
-        return None, list(grid.values)
-    shown, values = shown[:count], []
-    for cells, times in zip(grid.values, expiries, strict=True):
-        offsets, lengths = np.empty((2, count), np.int32)
-        _take_shown(*cells.arguments[1:3], times, now_s, shown, offsets, lengths)
-        values.append(Cells(cells.buffer, offsets, lengths))
-    return shown, values
-
-
-@njit(**KERNEL)  # type: ignore[untyped-decorator]
-def _find_shown(expiries: Integers, now_s: int, alive: Mask, shown: Places32) -> tuple[int, bool]:
-    """Find the rows that are alive, or have a cell that is. Return their number, and whether any cell has expired.
-
-    It has no branches, so that it becomes vector instructions.
-
-    :param expiries: int64[columns, rows]
-    :param alive: whether a row's liveness is; afterwards also whether a cell is
-    :param shown: output, the rows
-    """
-    expired = 0
-    for column in range(expiries.shape[0]):
-        for row in range(expiries.shape[1]):
-            expiry = expiries[column, row]
-            alive[row] |= (expiry == NO_EXPIRY) | (expiry > now_s)
-            expired |= (expiry >= 0) & (expiry <= now_s)
-    count = 0
-    for row in range(len(alive)):
-        shown[count] = row
-        count += alive[row]
-    return count, expired > 0
-
-
-@njit(**KERNEL)  # type: ignore[untyped-decorator]
-def _take_shown(
-    offsets: int,
-    lengths: int,
-    expiries: Integers,
-    now_s: int,
-    shown: Places32,
-    found_offsets: Places32,
-    found_lengths: Places32,
-) -> None:
-    """Take a column's values in the rows that are shown, null where they have expired.
-
-    :param offsets: address of int32[rows]; ``lengths``: likewise
-    """
-    for place in range(len(shown)):
-        row = shown[place]
-        found_offsets[place] = load32_native(offsets + 4 * row)
-        has_expired = 0 <= expiries[row] <= now_s
-        found_lengths[place] = NULL_LENGTH if has_expired else load32_native(lengths + 4 * row)
+def _shown_rows(rows: ChangeRows, table: TableSchema, now_s: int) -> ShownRows:
+    """Do the same as :meth:`OrderedRows.shown` for change rows."""
+    rows = rows.where(rows.kind == ROW)
+    grid = cell_grid(rows.cells, columns_of(table), len(rows), np.arange(len(rows)))
+    until = rows.liveness.expires_at
+    is_shown = rows.liveness.there & ((until == NO_EXPIRY) | (until > now_s))
+    has_cell = (grid.expiries == NO_EXPIRY) | (grid.expiries > now_s)
+    shown = np.flatnonzero(is_shown | has_cell.any(axis=0))
+    values = [cells.without(~alive).take(shown) for cells, alive in zip(grid.values, has_cell, strict=True)]
+    return ShownRows(rows.partition_key.take(shown), rows.clustering.take(shown), values)

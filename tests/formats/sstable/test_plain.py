@@ -12,7 +12,7 @@ import pytest
 
 from ringsync.changes.batch import concatenated
 from ringsync.changes.plain import PlainRows, is_plain
-from ringsync.changes.reconcile.plain import merge_plain
+from ringsync.changes.reconcile.plain import order_plain
 from ringsync.changes.reconcile.rows import merge
 from ringsync.changes.reconcile.streams import MergedPart
 from ringsync.cql.cells import Cells
@@ -24,6 +24,7 @@ from ringsync.images.from_streams import images_of_part
 from ringsync.images.live import shown_rows
 from ringsync.images.times import UnrepresentableValueError
 from ringsync.images.values import shown_values
+from ringsync.inspect.sstable import shown_schema
 from ringsync.ring.tokens import WHOLE_RING
 from ringsync.schema.table import Column, TableSchema
 from tests.formats.sstable.files import sources, sources_of, table_of
@@ -56,7 +57,8 @@ def with_bytes(rows: pa.Table) -> list[str]:
 
 
 def _one_chunk(rows: pa.Table | pa.RecordBatch) -> pa.Table:
-    return pa.Table.from_batches(rows.to_batches() if isinstance(rows, pa.Table) else [rows]).combine_chunks()
+    batches = rows.to_batches() if isinstance(rows, pa.Table) else [rows]
+    return pa.Table.from_batches(batches, rows.schema).combine_chunks()
 
 
 @pytest.mark.parametrize("name", ["4.0-nb", "5.0-oa", "5.0-da"])
@@ -118,7 +120,7 @@ def shuffled(rows: PlainRows, chance: random.Random) -> PlainRows:
 @pytest.mark.parametrize("seed", range(4))
 def test_ties_are_decided_by_the_same_rules(seed: int) -> None:
     chance = random.Random(seed)
-    compared = 0
+    compared = hidden = 0
     for table, sstables in plain_tables("5.0-oa"):
         batches = [
             batch.rows
@@ -132,15 +134,26 @@ def test_ties_are_decided_by_the_same_rules(seed: int) -> None:
             continue
         rows = batches[0]
         streams = [shuffled(rows, chance) for _ in range(chance.choice([1, 2, 3, 5]))]
-        found = merge_plain(streams, table)
+        found = order_plain(streams, table)
         if found is None:  # too few of its cells are there
             continue
         slow = merge(concatenated([one.change_rows() for one in streams]), table)
         everything = np.arange(len(slow))
-        fast = images_of(found[0], table, "raw", everything, found[1])
-        assert shown(fast) == shown(images_of(slow, table, "raw", everything)), table.full_name
+        rows, grid = found.merged()
+        images = images_of(slow, table, "raw", everything)
+        assert shown(images_of(rows, table, "raw", everything, grid)) == shown(images), table.full_name
+        if not with_bytes(pa.Table.from_batches([images])):
+            # Before, between and behind the moments at which something expires.
+            for moment in (50, 100, 150, 200, 250):
+                alive = pa.Table.from_batches(list(shown_rows([images], table, moment)), shown_schema(table))
+                values = pa.Table.from_batches(list(shown_values([MergedPart(found, slow)], table, moment)))
+                assert shown(values) == shown(alive.select(values.schema.names)), (table.full_name, moment)
+                general = pa.Table.from_batches(list(shown_values([MergedPart(slow, slow)], table, moment)))
+                assert shown(general) == shown(values), (table.full_name, moment)
+                hidden += len(slow) - len(values)
         compared += len(slow)
     assert compared > 100
+    assert hidden > 20
 
 
 def test_rows_that_are_not_in_their_order_go_the_slow_way() -> None:
@@ -152,9 +165,9 @@ def test_rows_that_are_not_in_their_order_go_the_slow_way() -> None:
                         continue
                     late = [batch.rows.part(1, 2), batch.rows.part(0, 1)]
                     backwards = replace(batch.rows.part(0, 2), token=batch.rows.token[:2][::-1].copy())
-                    assert merge_plain(late, table) is not None
+                    assert order_plain(late, table) is not None
                     if batch.rows.token[0] != batch.rows.token[1]:
-                        assert merge_plain([backwards], table) is None
+                        assert order_plain([backwards], table) is None
                         return
     pytest.fail("there are no such rows")
 
@@ -163,14 +176,14 @@ def test_what_a_grid_does_not_suit_goes_the_slow_way() -> None:
     table, sstables = next(some for some in plain_tables("5.0-oa") if some[1][0].layout.is_plain)
     part = next(sstables[0].parts(WHOLE_RING))
     rows = next(batch.rows for batch in sstables[0].plain_rows(part) if not batch.rows.kind.any())
-    assert merge_plain([rows], table) is not None
-    assert merge_plain([rows.part(0, 1)] * 200, table) is None  # many streams
+    assert order_plain([rows], table) is not None
+    assert order_plain([rows.part(0, 1)] * 200, table) is None  # many streams
     huge = replace(rows, value=replace_lengths(rows.value, 2**30))  # offsets of 32 bits would wrap
-    assert merge_plain([huge, huge], table) is None
+    assert order_plain([huge, huge], table) is None
     none = np.zeros(len(rows) + 1, np.int32)
     columns = tuple(Column(f"c{i}", "regular", Native("int")) for i in range(500))
     sparse = replace(table, columns=(*table.key_columns, *columns))
-    assert merge_plain([replace(rows, cell_starts=none)], sparse) is None
+    assert order_plain([replace(rows, cell_starts=none)], sparse) is None
 
 
 def replace_lengths(cells: Cells, length: int) -> Cells:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,12 +19,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ringsync.changes.batch import ChangeRows, concatenated
-from ringsync.changes.flat import taken
 from ringsync.changes.grid import CellGrid
 from ringsync.changes.keys.order import clustering_keys
 from ringsync.changes.keys.order_kernels import END
 from ringsync.changes.plain import PlainRows
-from ringsync.changes.reconcile.plain import merge_plain
+from ringsync.changes.reconcile.plain import OrderedRows, order_plain
 from ringsync.changes.reconcile.rows import merge
 from ringsync.changes.schema import PARTITION_DELETION, RANGE_DELETION, ROW, STATIC
 from ringsync.compiled.arrow import integers
@@ -68,16 +68,30 @@ class Stream:
 class MergedPart:
     """A part of the result of :func:`merge_streams`.
 
-    :ivar rows: reconciled change rows (:mod:`ringsync.changes.reconcile.rows`) that no other part has
+    :ivar found: reconciled change rows (:mod:`ringsync.changes.reconcile.rows`) that no other part has; or rows that
+        are not reconciled before somebody asks for them
     :ivar carried: the deletion and the static row of the partition with which the part begins, where the partition
         began in an earlier part: that part has them
-    :ivar grid: cells that are no tombstones; None: they are among the rows, as are all others. A part that has a grid
-        has no digests and sources
     """
 
-    rows: ChangeRows
+    found: ChangeRows | OrderedRows
     carried: ChangeRows
-    grid: CellGrid | None = None
+
+    @property
+    def rows(self) -> ChangeRows:
+        """The reconciled change rows."""
+        return self._reconciled[0]
+
+    @property
+    def grid(self) -> CellGrid | None:
+        """Cells that are no tombstones; None: they are among the rows, as are all others. A part that has a grid has
+        no digests and sources.
+        """
+        return self._reconciled[1]
+
+    @cached_property
+    def _reconciled(self) -> tuple[ChangeRows, CellGrid | None]:
+        return self.found.merged() if isinstance(self.found, OrderedRows) else (self.found, None)
 
     @property
     def nbytes(self) -> int:
@@ -107,7 +121,7 @@ def merge_streams(streams: Sequence[Stream], table: TableSchema) -> Iterator[Mer
         if reading:
             members = [part for one in reading for part in one.up_to(bound)]
             part, carried, held = _merged(members, carried, held, bound, table)
-            if not _lies_between(part.rows, before, bound, table):
+            if not _lies_between(part.found, before, bound, table):
                 raise _unsorted(members, before, bound, table)
             before = bound
             yield part
@@ -129,10 +143,10 @@ def _merged(
     :returns: the part, what is to be carried to the next one, and what of it no part has yet
     """
     if not before and all(isinstance(one, PlainRows) and not one.kind.any() for one in members):
-        plain = merge_plain([one for one in members if isinstance(one, PlainRows)], table)
-        if plain is not None:
-            nothing: ChangeRows = taken(plain[0], slice(0, 0))
-            return MergedPart(plain[0], nothing, plain[1]), nothing, None
+        ordered = order_plain([one for one in members if isinstance(one, PlainRows)], table)
+        if ordered is not None:
+            nothing = ordered.parts[0].part(0, 0).change_rows()
+            return MergedPart(ordered, nothing), nothing, None
     rows = [one.change_rows() if isinstance(one, PlainRows) else one for one in members]
     is_held = held is not None and len(held) > 0
     known = set() if before is None or is_held else {_head(before, row) for row in range(len(before))}
@@ -158,25 +172,25 @@ def _merged(
     return MergedPart(merged.where(is_new), merged.take(np.flatnonzero(is_known))), heads, None
 
 
-def _lies_between(rows: ChangeRows, before: Place, bound: Place, table: TableSchema) -> bool:
+def _lies_between(found: ChangeRows | OrderedRows, before: Place, bound: Place, table: TableSchema) -> bool:
     """Tell whether merged rows come behind a place, and up to another. Batches are searched as if they were sorted: a
     row that is not in its order is taken too early or too late. Then other streams may have had it in another part.
     """
-    if not len(rows):
+    if not len(found):
         return True
-    if rows.token.min() < before[0] or rows.token.max() > bound[0]:
+    if isinstance(found, OrderedRows):
+        return all(before < _place(one, 0, table) <= bound for one in found.ends())
+    if found.token.min() < before[0] or found.token.max() > bound[0]:
         return False
-    is_row = rows.kind == ROW
-    first, last = int(np.argmax(is_row)), len(rows) - 1 - int(np.argmax(is_row[::-1]))
-    if not is_row[first]:
-        return True
-    ends = np.array([first, last])
-    keys = clustering_keys(rows.clustering.take(ends), table)
-    places = [
-        (int(rows.token[row]), rows.partition_key.value(row) or b"", 2, keys.value(at) or b"")
-        for at, row in enumerate(ends.tolist())
-    ]
-    return all(before < place <= bound for place in places)
+    is_row = found.kind == ROW
+    first, last = int(np.argmax(is_row)), len(found) - 1 - int(np.argmax(is_row[::-1]))
+    return not is_row[first] or all(before < _place(found, row, table) <= bound for row in (first, last))
+
+
+def _place(rows: ChangeRows | PlainRows, row: int, table: TableSchema) -> Place:
+    """Return the place of a row that is no deletion and not static."""
+    key = clustering_keys(rows.clustering.part(row, row + 1), table).value(0) or b""
+    return int(rows.token[row]), rows.partition_key.value(row) or b"", 2, key
 
 
 def _unsorted(
@@ -304,9 +318,9 @@ class _Batch:
 
     def places(self, first: int, end: int) -> Callable[[int], Place]:
         """Return a function that returns the place of a row from ``first`` on, and before ``end``."""
-        rows = np.arange(first, end)
-        clusterings = clustering_keys(self._clusterings.take(rows), self._table)
-        ends = clustering_keys(self._range_ends.take(rows), self._table, END)
+        clusterings = clustering_keys(self._clusterings.part(first, end), self._table)
+        has_ranges = (self._kinds[first:end] == RANGE_DELETION).any()
+        ends = clustering_keys(self._range_ends.part(first, end), self._table, END) if has_ranges else clusterings
 
         def place(row: int) -> Place:
             kind = int(self._kinds[row])

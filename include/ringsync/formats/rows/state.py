@@ -68,6 +68,8 @@ RANGES = _array("bytes", np.uint8)
 PATHS = _array("bytes", np.uint8)
 VALUES = _array("bytes", np.uint8)
 SCRATCH = _array("scratch_bytes", np.uint8)
+_NOT_PLAIN = (PATHS, VALUES)
+"""Arrays that plain rows do not have."""
 _ARROW_OFFSETS = (KEY_ENDS, CLUSTERING_ENDS, RANGE_ENDS, ROW_CELLS, ROW_COMPLEX, PATH_ENDS, VALUE_ENDS)
 """Arrays with one entry more than rows or cells. The kernels write no nulls, such as the TTL of a cell without one."""
 
@@ -178,12 +180,13 @@ _LINE = 64
 
 
 @cache
-def _layout(capacity: Capacity) -> tuple[list[tuple[int, int, type[np.generic]]], int]:
+def _layout(capacity: Capacity, plain: bool) -> tuple[list[tuple[int, int, type[np.generic]]], int]:
     """Place the arrays in one block of memory. Return first byte, bytes and type of each, and the block's size."""
     places = []
     place = 0
-    for room, kind, entries in COLUMNS:
-        length = (getattr(capacity, room) * entries + PADDING) * np.dtype(kind).itemsize
+    for word, (room, kind, entries) in enumerate(COLUMNS):
+        count = 0 if plain and 8 * word in _NOT_PLAIN else getattr(capacity, room) * entries
+        length = (count + PADDING) * np.dtype(kind).itemsize
         places.append((place, length, kind))
         # An odd number of cache lines, so that equal places of arrays do not share the same few sets of a cache.
         place += (-(-length // _LINE) | 1) * _LINE
@@ -204,12 +207,15 @@ class Output:
     kept: tuple[npt.NDArray[Any], ...] = field(repr=False)
 
     @classmethod
-    def new(cls, buffer: npt.NDArray[np.uint8], tables: LoggedTables, capacity: Capacity) -> Output:
+    def new(
+        cls, buffer: npt.NDArray[np.uint8], tables: LoggedTables, capacity: Capacity, *, plain: bool = False
+    ) -> Output:
         """Allocate room for a batch.
 
         :param buffer: bytes of the records, followed by spare bytes
+        :param plain: whether values stay in the buffer, and no cell has a path
         """
-        places, size = _layout(capacity)
+        places, size = _layout(capacity, plain)
         block = pooled(size, np.uint8)
         state = np.zeros(WORDS, np.int64)
         state[: len(COLUMNS)] = address(block)
@@ -219,8 +225,10 @@ class Output:
             state[word] += place
         for starts in _ARROW_OFFSETS:
             arrays[starts][0] = 0
-        # The kernels store only ones.
-        arrays[CELL_HAS_PATH].fill(0)
+        if not plain:
+            # The kernels store only ones.
+            arrays[CELL_HAS_PATH].fill(0)
+        state[IS_PLAIN // 8] = plain
         rooms = [capacity.rows, capacity.cells, capacity.complex, *5 * [capacity.bytes]]
         state[_FIRST_ROOM // 8 : CURSORS[0] // 8] = rooms
         state[SCRATCH_END // 8] = state[SCRATCH // 8] + capacity.scratch_bytes - HEAD_ROOM

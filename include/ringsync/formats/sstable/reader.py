@@ -231,13 +231,13 @@ class _Reading:
 
     def _decode(self) -> tuple[Output, int]:
         """Decode what fits into a batch; return the batch, and the kernel's outcome."""
-        output = Output.new(self._window, self._layout.tables, self._room)
+        output = Output.new(self._window, self._layout.tables, self._room, plain=self._plain)
         state, header, base = output.state, self._layout.header, address(self._window)
         for place, columns in ((at.STATIC_MAP, self._layout.columns[0]), (at.REGULAR_MAP, self._layout.columns[1])):
             state[place // 8], state[place // 8 + 1] = address(columns), len(columns) - 1
         state[at.MIN_TIMESTAMP // 8], state[at.MIN_TTL // 8] = header.min_timestamp, header.min_ttl
         state[at.MIN_LOCAL // 8] = header.min_local_deletion_time
-        state[at.HAS_SIZES // 8], state[at.IS_PLAIN // 8] = 1, self._plain
+        state[at.HAS_SIZES // 8] = 1
         state[_OPEN_RANGE] = self._open_range
         self._put(kernel.NEXT, base + self._position - self._start)
         self._put(kernel.END, base + self._stop - self._start)
