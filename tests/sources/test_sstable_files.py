@@ -25,7 +25,7 @@ def sstables(request: pytest.FixtureRequest) -> list[SSTable]:
     names = {f"{one.parts[-4]}.{one.parts[-3][:-33]}" for one in folder.glob("*/*/snapshots/flushed")}
     found = [sources_of(request.param, name, "flushed") for name in sorted(names)]
     opened = [[open_sstable(source, table_of(source.descriptor)) for source in sources] for sources in found]
-    return max(opened, key=lambda some: sum(len(one.partitions) for one in some) if len(some) > 1 else 0)
+    return max(opened, key=lambda some: sum(len(one.partitions()) for one in some) if len(some) > 1 else 0)
 
 
 def table(sstables: list[SSTable]) -> TableSchema:
@@ -97,7 +97,7 @@ def test_of_many_sstables_little_is_remembered_of_each(
 ) -> None:
     monkeypatch.setattr(sstable_files, "_ALL_SAMPLES", 4 * len(sstables))
     tables = outlined(sstables)
-    assert max(len(one.tokens) for one in tables) < 8 <= max(len(one.partitions) for one in sstables)
+    assert max(len(one.tokens) for one in tables) < 8 <= max(len(one.partitions()) for one in sstables)
     opener = Opener(table(sstables))
     opened = [opener.open(one.source) for one in sstables]
     assert [one.layout.descriptor for one in opened] == [one.source.descriptor for one in sstables]
@@ -108,7 +108,7 @@ def test_of_many_sstables_little_is_remembered_of_each(
 
 def test_indexes_are_forgotten(sstables: list[SSTable], monkeypatch: pytest.MonkeyPatch) -> None:
     """Each takes up to 24 MB: those of thousands of SSTables do not fit into a driver."""
-    read = SSTable.__dict__["partitions"].func
+    read = SSTable.partitions
     indexes: list[weakref.ref[Partitions]] = []
 
     def watched(one: SSTable) -> Partitions:
@@ -116,11 +116,14 @@ def test_indexes_are_forgotten(sstables: list[SSTable], monkeypatch: pytest.Monk
         indexes.append(weakref.ref(found))
         return found
 
-    monkeypatch.setattr(SSTable.__dict__["partitions"], "func", watched)
-    tables = outlined([open_sstable(one.source, table(sstables)) for one in sstables])
+    monkeypatch.setattr(SSTable, "partitions", watched)
+    opened = [open_sstable(one.source, table(sstables)) for one in sstables]
+    tables = outlined(opened)
     splits = split_groups([(tables, WHOLE_RING.unwrap())], WHOLE_RING.unwrap(), 5)
+    parts = [part for one in opened for part in one.parts(WHOLE_RING)]
     gc.collect()
     assert splits
-    assert len(indexes) >= len(sstables)
+    assert parts
+    assert len(indexes) >= 3 * len(sstables)
     assert not any(one() for one in indexes)
     assert all(one.tokens.base is None and one.positions.base is None for one in tables)

@@ -18,7 +18,7 @@ from ringsync.formats.sstable.names import DATA, Descriptor, FoundSSTables, Left
 from ringsync.formats.sstable.reader import Layout, layout_of
 from ringsync.formats.sstable.schema import schema_of_all
 from ringsync.formats.sstable.source import LocalSource, Source, find_local
-from ringsync.formats.sstable.sstables import MEMORY_BYTES, Part, SSTable, merged_rows
+from ringsync.formats.sstable.sstables import MEMORY_BYTES, Part, SSTable, merged_rows, parts_of
 from ringsync.formats.sstable.statistics import read_statistics
 from ringsync.ring.tokens import WHOLE_RING, TokenRange, TokenSet, overlaps
 from ringsync.schema.from_cql import parse_schema
@@ -272,7 +272,7 @@ def outlined(sstables: Sequence[SSTable]) -> list[OutlinedSSTable]:
     samples = max(1, min(_SAMPLES, _ALL_SAMPLES // max(len(sstables), 1)))
 
     def outline(sstable: SSTable) -> OutlinedSSTable:
-        partitions = replace(sstable).partitions
+        partitions = sstable.partitions()
         most = max(samples, partitions.length // _SAMPLE_BYTES)
         step = max(len(partitions) // most, 1)
         positions = np.append(partitions.positions[::step], partitions.length)
@@ -327,12 +327,12 @@ def split_groups(
         pieces = [(number, tokens) for _, number, tokens in overlaps(wanted, splits)]
         reads += [(table, pieces) for table in tables]
 
-    def parts_of(read: tuple[OutlinedSSTable, list[tuple[int, TokenRange]]]) -> list[_Numbered]:
-        sstable = replace(read[0].sstable)  # the index goes with this one
-        return _joined((number, part) for number, tokens in read[1] for part in sstable.parts(tokens))
+    def numbered(read: tuple[OutlinedSSTable, list[tuple[int, TokenRange]]]) -> list[_Numbered]:
+        partitions = read[0].sstable.partitions()
+        return _joined((number, part) for number, tokens in read[1] for part in parts_of(partitions, tokens))
 
     with ThreadPoolExecutor(_READ_AT_ONCE) as pool:
-        for (table, _), found in zip(reads, pool.map(parts_of, reads), strict=True):
+        for (table, _), found in zip(reads, pool.map(numbered, reads), strict=True):
             source = table.sstable.source
             for number, part in found:
                 parts[number].append((url_of(source), source.descriptor, part))
@@ -400,6 +400,6 @@ def merged_split(
     :param with_source: see :func:`~ringsync.formats.sstable.sstables.merged_rows`
     :raises SSTableError: a file is missing or damaged, so that nothing can be read
     """
-    opened = {where: replace(open_sstable(*where)) for where in {(url, one) for url, one, _ in split.parts}}
+    opened = {where: open_sstable(*where) for where in {(url, one) for url, one, _ in split.parts}}
     parts = [(opened[url, descriptor], part) for url, descriptor, part in split.parts]
     yield from merged_rows(parts, shown, lose, memory_bytes, with_source=with_source)

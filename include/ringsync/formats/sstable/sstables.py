@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
@@ -64,9 +63,8 @@ class SSTable:
     statistics: Statistics
     layout: Layout
 
-    @cached_property
     def partitions(self) -> Partitions:
-        """Where its partitions are.
+        """Read where its partitions are. Of many SSTables that takes more memory than all else: nobody keeps it.
 
         :raises SSTableError: the index is missing or damaged
         """
@@ -74,9 +72,7 @@ class SSTable:
 
     def parts(self, wanted: TokenRange) -> Iterator[Part]:
         """Find the partitions of a token range: at most two parts."""
-        for tokens in wanted.unwrap():
-            for first, end in self.partitions.positions_of(tokens):
-                yield Part(tokens, first, end, self.partitions.step == 1)
+        return parts_of(self.partitions(), wanted)
 
     def rows(
         self, part: Part, capacity: Capacity | None = None, *, compact: bool = False
@@ -114,16 +110,25 @@ class SSTable:
         return DataFile(self.source, min(READ_BYTES, (capacity or Capacity()).bytes))
 
 
+def parts_of(partitions: Partitions, wanted: TokenRange) -> Iterator[Part]:
+    """Find the partitions of a token range among those of an SSTable: at most two parts."""
+    for tokens in wanted.unwrap():
+        for first, end in partitions.positions_of(tokens):
+            yield Part(tokens, first, end, partitions.step == 1)
+
+
 class _IndexAfterLoss:
-    """An SSTable's index, which is read only where something is lost, or where it was needed to find the part."""
+    """An SSTable's index, which is read only where something is lost."""
 
     def __init__(self, sstable: SSTable) -> None:
         self._sstable, self._problem = sstable, ""
+        self._partitions: Partitions | None = None
 
     def behind(self, position: int) -> int | None:
         """Return the position of the next partition that is known; None: there is none."""
         try:
-            return self._sstable.partitions.behind(position)
+            self._partitions = self._partitions or self._sstable.partitions()
+            return self._partitions.behind(position)
         except SSTableError as error:
             self._problem = f"; what follows is lost, too, since {error}"
             return None
