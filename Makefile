@@ -50,6 +50,7 @@ bench: $(ENVIRONMENT) ## Benchmarks against peers, over an hour: each prints a B
 	$(BIN)/python bench/scan.py
 	$(BIN)/python bench/commitlog.py
 	$(BIN)/python bench/sstable.py
+	$(BIN)/python bench/sstable_frame.py
 	$(BIN)/python bench/kafka_relay.py
 	$(BIN)/python bench/row_reads.py
 	$(BIN)/python bench/late_rows.py

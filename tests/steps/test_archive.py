@@ -230,6 +230,20 @@ def test_a_backlog_that_takes_longer_than_a_run_is_left_to_the_next_one(raw: Pat
     assert len(names(store, WAITING)) == len(files) - 1, "the last one is still written to"
 
 
+def test_a_run_may_end_amid_a_turn_of_many_nodes(tmp_path: Path, store: LocalStore) -> None:
+    """A turn of many nodes took longer than a run may, and the next run began with the same nodes again."""
+    roomy, crowded = tmp_path / "roomy", tmp_path / "crowded"
+    fill(roomy, 3)
+    waiting = {file.name for file in fill(crowded, 40)}
+    watch = archiver(store, Nodes({"a": roomy, "b": crowded}, total="100MiB"), policy="always")
+    watch.cycle(lambda: None, lambda: bool(names(store, WAITING)))
+    assert [entry.node for entry in archived(store, WAITING)] == ["b", "b"]
+    assert set(names(store, WAITING)) <= waiting
+    assert watch.status()["a"]["waiting"] == 3, "it was looked at all the same"
+    watch.cycle()
+    assert len(list(roomy.glob("*.log"))) == len(list(crowded.glob("*.log"))) == 1
+
+
 def test_off_leaves_all(raw: Path, store: LocalStore) -> None:
     files = fill(raw, 7)
     watch = archiver(store, Nodes({"a": raw}), policy="off")

@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 
 from ringsync.changes.batch import ChangeRows
 from ringsync.changes.columns import columns_of
+from ringsync.changes.common_times import NO_CELL
 from ringsync.changes.grid import cell_grid
 from ringsync.changes.keys.canonical import decoded_clustering
 from ringsync.changes.keys.parts import clustering_parts, partition_parts
@@ -99,7 +100,7 @@ def _shown_rows(rows: ChangeRows, table: TableSchema, now_s: int) -> ShownRows:
     grid = cell_grid(rows.cells, columns_of(table), len(rows), np.arange(len(rows)))
     until = rows.liveness.expires_at
     is_shown = rows.liveness.there & ((until == NO_EXPIRY) | (until > now_s))
-    has_cell = (grid.expiries == NO_EXPIRY) | (grid.expiries > now_s)
+    has_cell = (grid.expiries == NO_EXPIRY) | (grid.expiries > max(now_s, NO_CELL))
     shown = np.flatnonzero(is_shown | has_cell.any(axis=0))
     values = [cells.without(~alive).take(shown) for cells, alive in zip(grid.values, has_cell, strict=True)]
     return ShownRows(rows.partition_key.take(shown), rows.clustering.take(shown), values)

@@ -25,7 +25,7 @@ from ringsync.schema.from_cql import parse_schema
 from ringsync.schema.table import Schema, TableSchema
 from ringsync.storage.port import NotFoundError, ObjectStore
 
-PART_BYTES = 64 * 2**20
+PART_BYTES = 128 * 2**20
 """Uncompressed bytes that a task reads, about."""
 _SCHEMA = "schema.cql"
 _AUTOMATIC = "Cassandra took this snapshot before it truncated or dropped the table: name it itself to read it"

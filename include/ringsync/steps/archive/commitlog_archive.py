@@ -53,6 +53,9 @@ mounted folder may show old pages. Then it is archived as it is."""
 KEPT_ENDS = 64
 """Segments that have left of which a node's loop remembers when they were written last."""
 
+SAY_EVERY_S = 10.0
+"""Longest time until the status is said again while segments are archived, but for those of one node."""
+
 SETTINGS_EVERY_S = 3600.0
 """Time between two questions to a node for its settings."""
 
@@ -194,20 +197,40 @@ class Archiver:
         """Look at all nodes, and archive what is to be archived: some segments of each node in turn, first of the one
         with the least room.
 
-        :param say: called between the turns
+        :param say: called between the turns, and in long ones now and then
         :param is_over: function that tells whether to end before all is archived: the next run goes on
         """
         self._find_nodes()
         waiting = [node for node in (self._nodes or {}).values() if node.captures or node.folder]
         errors = {node.node: node.error for node in waiting}
         failed: dict[str, dict[int, Exception]] = {node.node: {} for node in waiting}
+        for node in waiting:
+            if not node.free_bytes:
+                self._measure(node)
+        said_s = time.monotonic()
         while waiting and not is_over():
-            waiting = [node for node in waiting if self._takes_turn(node, failed[node.node])]
             waiting.sort(key=lambda node: node.free_bytes / max(node.total_bytes, 1))
+            left = []
+            for node in waiting:
+                # One turn of many nodes may take longer than a run has left.
+                if is_over() or self._takes_turn(node, failed[node.node]):
+                    left.append(node)
+                if time.monotonic() - said_s >= SAY_EVERY_S:
+                    say()
+                    said_s = time.monotonic()
+            waiting = left
             say()
         for node in (self._nodes or {}).values():
             if node.error and node.error != errors.get(node.node):
                 print(f"ringsync: warning: node {node.endpoint}: {node.error}", flush=True)
+
+    def _measure(self, node: ArchivedNode) -> None:
+        """Find out how much room a node has, which this process does not know yet."""
+        try:
+            if node.folder:
+                self._look(node)
+        except Exception as error:
+            node.error = f"its cdc_raw cannot be looked at: {error}"
 
     def _takes_turn(self, node: ArchivedNode, failed: dict[int, Exception]) -> bool:
         """Archive some segments of a node. Any failure concerns this node alone: the others need their room, too.
