@@ -181,7 +181,7 @@ def test_a_node_without_a_snapshot_and_rows_that_a_node_does_not_hold_do_not_cou
             for _, descriptor, part in split.parts:
                 node = Path(descriptor.folder).name
                 assert node != HOSTS[0].id
-                index = opener.open(LocalSource(descriptor)).partitions
+                index = opener.open(LocalSource(descriptor)).partitions()
                 held = (index.positions >= part.first) & (index.positions < part.end)
                 assert held.any()
                 assert all(node in holders(token) for token in index.lowest[held].tolist())
