@@ -1,7 +1,7 @@
 """The merge of plain rows (:mod:`ringsync.changes.plain`) without deletions of partitions or ranges.
 
 Its result is that of :func:`ringsync.changes.reconcile.rows.merge`, without digests and sources, several times faster.
-Most readers want no times, but only what a SELECT shows: that takes half as long again.
+Most readers want no times, but only what a SELECT shows, which takes half the time.
 """
 
 from __future__ import annotations
