@@ -19,7 +19,7 @@ from ringsync.formats.sstable.cursor import DAMAGED
 from ringsync.formats.sstable.data import DataFile
 from ringsync.formats.sstable.errors import SSTableError
 from ringsync.formats.sstable.index import read_index
-from ringsync.formats.sstable.names import INDEX, PARTITIONS
+from ringsync.formats.sstable.names import INDEX, PARTITIONS, ROWS
 from ringsync.formats.sstable.source import Source
 from ringsync.formats.sstable.tries import read_trie
 from ringsync.ring.tokens import TokenRange
@@ -97,19 +97,20 @@ def read_partitions(source: Source, data: DataFile, most: int = MOST_PARTITIONS)
     is_trie = source.descriptor.format == "bti"
     lowest, highest, positions, step = (read_trie if is_trie else read_index)(source, most)
     file = source.descriptor.path(PARTITIONS if is_trie else INDEX)
-    _check(file, lowest, highest, positions, data.length)
+    _check(file, f"it and {ROWS}" if is_trie else "it", lowest, highest, positions, data.length)
     return Partitions(lowest, highest, positions, data.length, step, lambda position: _token_at(data, position))
 
 
-def _check(file: str, lowest: Integers, highest: Integers, positions: Integers, length: int) -> None:
+def _check(file: str, index: str, lowest: Integers, highest: Integers, positions: Integers, length: int) -> None:
     """Check that the partitions fill Data.db in the order of their tokens.
 
+    :param index: what says where they are, for messages: the trie names places in Rows.db, which may be the one damaged
     :raises SSTableError: they do not
     """
     starts = np.append(positions, length)
     if int(starts[0]) != 0:
         raise SSTableError(
-            file, None, f"by it the first partition begins at byte {int(starts[0]):,} of Data.db", DAMAGED
+            file, None, f"by {index} the first partition begins at byte {int(starts[0]):,} of Data.db", DAMAGED
         )
     for problem, wrong in (
         ("does not begin behind the one before it, or lies behind the end of Data.db", np.diff(starts) <= 0),
@@ -117,7 +118,7 @@ def _check(file: str, lowest: Integers, highest: Integers, positions: Integers, 
     ):
         if wrong.any():
             number = int(np.argmax(wrong)) + 1
-            raise SSTableError(file, None, f"by it partition {number:,} {problem}", DAMAGED)
+            raise SSTableError(file, None, f"by {index} partition {number:,} {problem}", DAMAGED)
 
 
 def _token_at(data: DataFile, position: int) -> int | None:
