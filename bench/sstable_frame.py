@@ -28,7 +28,6 @@ from ringsync.sources.cassandra_sstable import CassandraSSTable
 from servers.jars import fetch
 
 ROOT = Path(__file__).parent.parent
-SETS = ("compacted", "overlapping")
 RUNS = 6
 
 
@@ -47,7 +46,8 @@ def main() -> int:
         spark = spark_session("bench", jars=list(map(str, jars)), master="local[1]", conf=conf)
         try:
             spark.dataSource.register(CassandraSSTable)
-            found = {key: value for one in SETS for key, value in compare(spark, made, one, folder / one).items()}
+            compacted = compare(spark, "compacted", made.compacted, folder / "compacted")
+            found = compacted | compare(spark, "overlapping", made.overlapping, folder / "overlapping")
         finally:
             spark.stop()
     pairs = " ".join(f"{key}={value:.6g}" for key, value in found.items())
@@ -55,9 +55,12 @@ def main() -> int:
     return 0
 
 
-def compare(spark: SparkSession, made: object, name: str, target: Path) -> dict[str, float]:
-    """Read a data set both ways, in turn; return the rates (rows/s per task) and their ratio."""
-    source = spark.read.format("cassandra_sstable").option("rows", "values").load(str(getattr(made, name)))
+def compare(spark: SparkSession, name: str, folder: Path, target: Path) -> dict[str, float]:
+    """Read a data set both ways, in turn; return the rates (rows/s per task) and their ratio.
+
+    :param folder: the SSTables; ``target``: a folder to be made, for the Parquet file
+    """
+    source = spark.read.format("cassandra_sstable").option("rows", "values").load(str(folder))
     source.coalesce(1).write.parquet(str(target))
     ways = {"ours": source, "parquet": spark.read.parquet(str(target))}
     rates = dict.fromkeys(ways, 0.0)
