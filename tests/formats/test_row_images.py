@@ -67,7 +67,8 @@ def body(rows: list[dict[str, Cell | None]], select: list[ResultColumn]) -> byte
 
 def cell_bytes(entry: ResultColumn, row: dict[str, Cell | None], number: int) -> bytes | None:
     if entry.column is None:
-        return struct.pack(">q", number)
+        moment = row.get(entry.role)
+        return struct.pack(">q", number) if moment is None else moment.raw
     cell = row.get(entry.column)
     if cell is None:
         return None
@@ -223,6 +224,16 @@ def test_times_that_the_server_cannot_tell_are_unknown_not_equal() -> None:
     assert batch["_x"].to_pylist()[0]["items"] == {"d": [], "e": [], "raw": None}
     assert batch["_x"].to_pylist()[1] is None
     assert [one.to_pylist() for one in cell_times(batch, TABLE, "items")] == [[[], None], [[], None]]
+
+
+def test_the_servers_time_counts_for_ttls_if_it_is_selected() -> None:
+    select = [layout()[0], ResultColumn("now", None), *layout()[1:]]
+    bodies = [
+        body([row(amount=Cell(b"\0\0\0\x07", B), now=Cell(struct.pack(">q", (NOW + later) * 1000 + 999), A))], select)
+        for later in (5, 9)
+    ]
+    batch = row_images(bodies, TABLE, select, NOW - 10**6, "error")
+    assert batch["_row"].field("expires_at").to_pylist() == [NOW + 60 + later for later in (5, 9)]
 
 
 def test_a_scan_without_times() -> None:

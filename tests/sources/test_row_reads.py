@@ -229,6 +229,7 @@ class FaultyAt(Faulty):
     """A session as of a moment whose requests fail when told to."""
 
     now: int = NOW
+    reads_as_of: bool = True
     statements: dict[str, Any] = field(default_factory=dict)
 
 

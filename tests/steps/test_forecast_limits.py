@@ -33,8 +33,9 @@ def test_the_forecast_keeps_the_limits(tmp_path: Path, monkeypatch: pytest.Monke
             raise ScanError("a timeout")
         return "forecast"
 
-    for name in ("cluster_settings", "scan_query", "scan_session"):
+    for name in ("cluster_settings", "scan_query"):
         monkeypatch.setattr(prepare, name, lambda *_, **__: None)
+    monkeypatch.setattr(prepare, "scan_session", lambda *_: SimpleNamespace(reads_as_of=True))
     monkeypatch.setattr(prepare, "sample", sample)
     plan: Any = SimpleNamespace(
         table=None, times=True, element_times=True, selection=SimpleNamespace(where=None), now=0, splits=()

@@ -84,7 +84,7 @@ def _read_hosts(session: Session) -> tuple[Any, list[Any]]:
     node = answer.response_future.coordinator_host
     try:
         peers = session.execute(f"SELECT {columns} FROM system.peers_v2", host=node).all()
-    except InvalidRequest:  # Cassandra 3
+    except InvalidRequest:  # ScyllaDB has only this
         peers = session.execute(f"SELECT {columns} FROM system.peers", host=node).all()
     return answer.one(), peers
 
@@ -114,7 +114,7 @@ def read_size_estimate(session: Session, keyspace: str, table: str) -> SizeEstim
 
 
 def read_settings(session: Session, host_id: str, names: Sequence[str]) -> dict[str, str]:
-    """Ask a node for its settings (Cassandra 4.0 and later).
+    """Ask a node for its settings. ScyllaDB tells none.
 
     :param names: names of settings as in cassandra.yaml
     :returns: values by name, without settings that the node does not have; nothing if the node cannot be asked

@@ -2,8 +2,9 @@
 
 The driver reads 4096 bytes at a time and copies them through two growing buffers. So it copies a page seven times,
 which is two thirds of the client's cost of a scan. Here a page's parts are joined once. This module replaces only the
-framing of protocol v5 (native_protocol_v5.spec, section 2: segments with checksums, uncompressed). The handshake and
-everything else is the driver's own code, of the exact version in requirements.txt.
+framing: that of protocol v5 (native_protocol_v5.spec, section 2: segments with checksums, uncompressed), and that of
+v4, whose messages follow one another without segments. The handshake and everything else is the driver's own code, of
+the exact version in requirements.txt.
 """
 
 from __future__ import annotations
@@ -11,8 +12,17 @@ from __future__ import annotations
 import io
 from typing import Any
 
+from cassandra import ProtocolVersion
 from cassandra.cluster import DefaultConnection
-from cassandra.connection import CrcMismatchException, ProtocolError, _Frame, defunct_on_error, frame_header_v3
+from cassandra.connection import (
+    ConnectionException,
+    CrcMismatchException,
+    ProtocolError,
+    _Frame,
+    defunct_on_error,
+    frame_header_v3,
+)
+from cassandra.protocol import SupportedMessage
 from cassandra.segment import CRC32_INITIAL, Segment, compute_crc24
 from isal import isal_zlib
 
@@ -20,6 +30,33 @@ _SEGMENT_HEADER_BYTES = 3 + 3
 _CHECKSUM_BYTES = 4
 _FRAME_HEADER_BYTES = 1 + frame_header_v3.size
 _VERSION_MASK = 0x7F
+_SCYLLA_OPTION = "SCYLLA_"
+"""Beginning of the names of options by which ScyllaDB says that it is none other."""
+
+
+class _Pieces:
+    """Received bytes, piece by piece: what the driver uses of a BytesIO, but nothing is copied."""
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+
+    def write(self, piece: bytes) -> None:
+        """Add a piece; the end of the stream is an empty one."""
+        if piece:
+            self._pieces.append(piece)
+
+    def tell(self) -> int:
+        """Return how many bytes there are: with none, the driver closes the connection."""
+        return sum(map(len, self._pieces))
+
+    def getvalue(self) -> bytes:
+        """Return the bytes, for the driver's log."""
+        return b"".join(self._pieces)
+
+    def take(self) -> list[bytes]:
+        """Remove all pieces, and return them."""
+        pieces, self._pieces = self._pieces, []
+        return pieces
 
 
 class PageConnection(DefaultConnection):  # type: ignore[misc]
@@ -32,9 +69,17 @@ class PageConnection(DefaultConnection):  # type: ignore[misc]
         self._parts_size = 0
         super().__init__(*args, **kwargs)
 
+    def _send_options_message(self) -> None:
+        """Begin the handshake. Before that the node sends nothing."""
+        if self.protocol_version < ProtocolVersion.V5:
+            self._io_buffer._io_buffer = _Pieces()
+        super()._send_options_message()
+
     def process_io_buffer(self) -> None:
-        """Take whole segments from the received bytes, and pass on each complete message."""
-        if not self._is_checksumming_enabled or self._segment_codec.compression or self._driver_is_reading():
+        """Take whole segments from the received bytes, if there are any, and pass on each complete message."""
+        if isinstance(self._io_buffer.io_buffer, _Pieces):
+            self._take_pieces(self._io_buffer.io_buffer)
+        elif not self._is_checksumming_enabled or self._segment_codec.compression or self._driver_is_reading():
             super().process_io_buffer()
         else:
             self._take_segments()
@@ -42,6 +87,13 @@ class PageConnection(DefaultConnection):  # type: ignore[misc]
     def _driver_is_reading(self) -> bool:
         """Tell whether the driver's own code is reading a message, as at the end of the handshake."""
         return self._current_frame is not None or bool(self._io_buffer.readable_cql_frame_bytes())
+
+    @defunct_on_error  # type: ignore[untyped-decorator]
+    def _take_pieces(self, received: _Pieces) -> None:
+        for piece in received.take():
+            self._parts.append(memoryview(piece))
+            self._parts_size += len(piece)
+        self._take_messages()
 
     @defunct_on_error  # type: ignore[untyped-decorator]
     def _take_segments(self) -> None:
@@ -75,6 +127,9 @@ class PageConnection(DefaultConnection):  # type: ignore[misc]
             if len(self._parts[0]) < _FRAME_HEADER_BYTES:
                 self._parts = [memoryview(b"".join(self._parts))]
             head = self._parts[0]
+            version = head[0] & _VERSION_MASK
+            if version < ProtocolVersion.V3:
+                raise ProtocolError(f"the node answers with version {version} of the native protocol")
             flags, stream, opcode, length = frame_header_v3.unpack_from(head, 1)
             if length < 0:
                 raise ProtocolError(f"the node sent a message with the length {length}")
@@ -82,7 +137,7 @@ class PageConnection(DefaultConnection):  # type: ignore[misc]
             if self._parts_size < end:
                 return
             body = self._take(end)
-            frame = _Frame(head[0] & _VERSION_MASK, flags, stream, opcode, _FRAME_HEADER_BYTES, end)
+            frame = _Frame(version, flags, stream, opcode, _FRAME_HEADER_BYTES, end)
             self.process_msg(frame, body)
 
     def _take(self, size: int) -> bytes:
@@ -99,3 +154,23 @@ class PageConnection(DefaultConnection):  # type: ignore[misc]
         self._parts_size -= size
         taken[0] = taken[0][_FRAME_HEADER_BYTES:]
         return b"".join(taken)
+
+
+class NotScyllaError(ConnectionException):  # type: ignore[misc]
+    """The node is no ScyllaDB."""
+
+
+class ScyllaConnection(PageConnection):
+    """A connection that only ScyllaDB gets: of an old Cassandra, which speaks protocol v4 as well, nothing is read."""
+
+    in_buffer_size = 2**20
+    """More than a page mostly has: those of 256 KiB cost a quarter more: memory is taken and given back each time."""
+
+    @defunct_on_error  # type: ignore[untyped-decorator]
+    def _handle_options_response(self, options_response: Any) -> None:
+        """Look at what the node says of itself, before the handshake goes on."""
+        if isinstance(options_response, SupportedMessage) and not any(
+            name.startswith(_SCYLLA_OPTION) for name in options_response.options
+        ):
+            raise NotScyllaError("the node is neither Cassandra 4.0 or newer nor ScyllaDB", self.endpoint)
+        super()._handle_options_response(options_response)

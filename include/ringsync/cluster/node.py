@@ -42,18 +42,18 @@ class Node(Protocol):
 class OneNode:
     """Asks one node only.
 
-    :param session: a ``cassandra.cluster.Session`` with the driver's default row factory
+    :ivar session: a ``cassandra.cluster.Session`` with the driver's default row factory
     :param host: the driver's host; None: as the session chooses
     """
 
     def __init__(
         self, session: Any, host: Any, down: frozenset[str] = frozenset(), up: frozenset[str] = frozenset()
     ) -> None:
-        self._session, self._host, self.down, self.up = session, host, down, up
+        self.session, self._host, self.down, self.up = session, host, down, up
 
     def execute(self, query: str, parameters: Any = None) -> Any:
         """Execute a query on the node."""
-        return self._session.execute(query, parameters, host=self._host)
+        return self.session.execute(query, parameters, host=self._host)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,9 @@ from typing import Any, BinaryIO
 from cassandra.cluster import Session
 from cassandra.protocol import ExecuteMessage, ResultMessage, _ProtocolHandler
 
+NOW_SINCE = 5
+"""First protocol version with ``now_in_seconds``."""
+
 _NOW_IN_SECONDS = 0x100
 """Flag of a QUERY or EXECUTE: an int32 of seconds since the epoch follows (native_protocol_v5.spec, section 4.1.4)."""
 
@@ -95,6 +98,7 @@ class RawSession:
         self.session = session
         self.lock = Lock()
         self.statements: dict[str, Any] = {}
+        self.facts: dict[Any, bool] = {}
 
 
 class SessionAt:
@@ -103,14 +107,19 @@ class SessionAt:
     Several instances may share connections, in several threads.
 
     :ivar now: moment of the reads, s since the epoch; None: the server's clock at each read
+    :ivar reads_as_of: whether the server reads as of this moment. With protocol v4 (Scylla) it goes by its clock: then
+        ``now`` is only what the caller makes of it
     :ivar statements: cache of statements prepared on these connections, by CQL
+    :ivar facts: cache of what the server can do
     """
 
     def __init__(self, raw: RawSession, now: int | None) -> None:
         self.now = now
+        self.reads_as_of = now is not None and raw.session.cluster.protocol_version >= NOW_SINCE
         self._raw = raw
-        self._protocol = scan_protocol(now)
+        self._protocol = scan_protocol(now if self.reads_as_of else None)
         self.statements = raw.statements
+        self.facts = raw.facts
 
     def prepare(self, cql: str) -> Any:
         """Do the driver's ``prepare``."""

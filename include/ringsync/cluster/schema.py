@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ringsync.cluster.node import ask_one
+from ringsync.cluster.scylla import cdc_column, has_cdc
 from ringsync.cql.identifiers import printable
 from ringsync.cql.types import CqlTypeError, UserType
 from ringsync.schema.description import build_table, resolve_user_types, user_types_of
@@ -18,8 +19,10 @@ SYSTEM_KEYSPACES = frozenset(
     (
         "system",
         "system_auth",
+        "system_auth_v2",
         "system_distributed",
         "system_distributed_everywhere",
+        "system_replicated_keys",
         "system_schema",
         "system_traces",
         "system_views",
@@ -89,7 +92,7 @@ class NodeTables:
     :ivar ids: ids of all tables and views
     :ivar with_cdc: ids of the tables with ``cdc``
     :ivar altered_ms: when the tables were altered last, which may have switched ``cdc`` off, ms since the epoch, by id.
-        A node with ``cdc_enabled: false`` does not tell it: it knows nothing of ``cdc``
+        A node of Cassandra with ``cdc_enabled: false`` does not tell it: it knows nothing of ``cdc``
     """
 
     ids: frozenset[str]
@@ -99,18 +102,24 @@ class NodeTables:
 
 def read_node_tables(node: Any) -> NodeTables:
     """Ask a node for its tables. Each ALTER TABLE writes all of a table's properties again (C: SchemaKeyspace.
-    addTableParamsToRowBuilder), also those that it leaves as they are.
+    addTableParamsToRowBuilder), also those that it leaves as they are. So does ScyllaDB.
 
     :param node: a node (:class:`ringsync.cluster.node.Node`)
+    :raises CdcOptionsError: ScyllaDB has cdc options that this version does not know
     """
-    query = "SELECT id, cdc, writetime(gc_grace_seconds) AS altered_us FROM system_schema.tables"
+    query = f"SELECT id, {cdc_column(node)}, writetime(gc_grace_seconds) AS altered_us FROM system_schema.tables"
     tables = list(node.execute(query))
     views = node.execute("SELECT id FROM system_schema.views")
     return NodeTables(
         frozenset(row.id.hex for rows in (tables, views) for row in rows),
-        frozenset(row.id.hex for row in tables if row.cdc),
-        {row.id.hex: row.altered_us // 1000 for row in tables if row.cdc is not None and row.altered_us},
+        frozenset(row.id.hex for row in tables if has_cdc(row)),
+        {row.id.hex: row.altered_us // 1000 for row in tables if _knows_cdc(row) and row.altered_us},
     )
+
+
+def _knows_cdc(row: Any) -> bool:
+    """Tell whether the node that gave this row of ``system_schema.tables`` knows of cdc."""
+    return getattr(row, "cdc", False) is not None
 
 
 def tables_of(node: Any) -> Schema:

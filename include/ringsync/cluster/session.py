@@ -17,11 +17,14 @@ from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile, N
 from cassandra.policies import DCAwareRoundRobinPolicy, HostDistance, TokenAwarePolicy
 from cassandra.query import named_tuple_factory
 
-from ringsync.cluster.connection import PageConnection
+from ringsync.cluster.connection import NotScyllaError, PageConnection, ScyllaConnection
 from ringsync.config.sections import Tls
 
 NATIVE_PROTOCOL = 5
 """First protocol version that can read as of a given moment (``now_in_seconds``); Cassandra 4.0 and later speak it."""
+
+SCYLLA_PROTOCOL = 4
+"""The protocol version of ScyllaDB, which has no other. It always reads as of the server's clock."""
 
 SCAN_PROFILE = "scan"
 """Name of the sessions' execution profile that returns rows undecoded."""
@@ -33,6 +36,10 @@ class ClusterError(Exception):
 
 class UnreachableError(ClusterError):
     """No contact point can serve us now: none answers, or those that answer cannot check the password."""
+
+
+class OldProtocolError(ClusterError):
+    """A node does not speak a protocol version that we need."""
 
 
 class NoPermissionError(ClusterError):
@@ -122,19 +129,30 @@ def explained_errors(user: str | None) -> Iterator[None]:
 
 
 def _open(settings: ClusterSettings) -> Session:
+    """Connect to Cassandra, or else to ScyllaDB."""
+    try:
+        return _connected(_cluster(settings, NATIVE_PROTOCOL, PageConnection), settings)
+    except OldProtocolError as refused:
+        try:
+            return _connected(_cluster(settings, SCYLLA_PROTOCOL, ScyllaConnection), settings)
+        except OldProtocolError:
+            raise refused from None
+
+
+def _cluster(settings: ClusterSettings, protocol: int, connection: type[PageConnection]) -> Cluster:
     credentials = PlainTextAuthProvider(settings.username, settings.password) if settings.username else None
     try:
-        cluster = Cluster(
+        return Cluster(
             contact_points=list(settings.contact_points),
             port=settings.port,
-            protocol_version=NATIVE_PROTOCOL,
+            protocol_version=protocol,
             auth_provider=credentials,
             ssl_context=_tls_context(settings.tls) if settings.tls else None,
             execution_profiles={
                 EXEC_PROFILE_DEFAULT: _profile(settings, named_tuple_factory),
                 SCAN_PROFILE: _profile(settings, lambda names, rows: rows),
             },
-            connection_class=PageConnection,
+            connection_class=connection,
             connect_timeout=settings.connect_timeout_s,
             control_connection_timeout=settings.connect_timeout_s,
             # We read the schemas we need ourselves: a cluster may have thousands of tables.
@@ -146,6 +164,9 @@ def _open(settings: ClusterSettings) -> Session:
     except UnresolvableContactPoints as error:
         points = ", ".join(settings.contact_points)
         raise UnreachableError(f"no such host: {points} (cassandra.contact_points)") from error
+
+
+def _connected(cluster: Cluster, settings: ClusterSettings) -> Session:
     try:
         session = cluster.connect()
         if problem := _wrong_datacenter(cluster, settings):
@@ -207,9 +228,10 @@ def _explain(error: NoHostAvailable, settings: ClusterSettings) -> ClusterError:
             f"the cluster refused user {settings.username}: check cassandra.username and cassandra.password"
         )
     for endpoint, cause in causes.items():
-        if "explicitly set client protocol_version" in str(cause):
-            return ClusterError(
-                f"{endpoint} does not speak native protocol {NATIVE_PROTOCOL}: ringsync needs Cassandra 4.0 or newer"
+        if isinstance(cause, NotScyllaError) or "explicitly set client protocol_version" in str(cause):
+            return OldProtocolError(
+                f"{endpoint} does not speak native protocol {NATIVE_PROTOCOL}: ringsync needs Cassandra 4.0 or newer, "
+                "or ScyllaDB"
             )
         # The driver wraps ssl.SSLError into an OSError that keeps only its text: "[SSL: …] why (_ssl.c:1006)".
         if match := re.search(r"\[SSL[^\]]*\] (.*?)( \(_ssl\.c:\d+\))?$", _reason(cause)):

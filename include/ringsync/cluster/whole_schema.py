@@ -12,17 +12,19 @@ from typing import Any
 
 from ringsync.cluster.node import NO_ANSWER, ChangingSchemaError, Node, NodeSchema, ask_one, node_schema, one_node
 from ringsync.cluster.schema import SYSTEM_KEYSPACES, tables_of
+from ringsync.cluster.scylla import is_scylla, read_cdc_options
 from ringsync.cql.types import CqlTypeError, UserType
 from ringsync.schema.description import resolve_user_types
 from ringsync.schema.table import TableSchema, UnreadableTable
 from ringsync.schema.whole import Keyspace, TableName, WholeSchema
+from ringsync.scylla.log_schema import LOG_SUFFIX
 
 SILENT_S = 60.0
 """Time without a heartbeat in Cassandra's gossip after which a node is not waited for. Cassandra itself takes some
 20 s."""
 
 UNKNOWN_S = 300.0
-"""The same where nobody says whether a node is alive: Cassandra 4.0 shows no gossip."""
+"""The same where nobody says whether a node is alive: Cassandra 4.0 and ScyllaDB show no gossip."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +131,12 @@ def _read(node: Node, at: NodeSchema, hidden: Collection[str]) -> Reading:
             types[keyspace] = resolve_user_types(keyspace, kinds)
         except CqlTypeError as error:
             unreadable_types[keyspace] = str(error)
-    own = {(table.keyspace, table.name): table for table in everything.tables if table.keyspace in keyspaces}
+    logs = _logs(node, everything.tables)
+    own = {
+        (table.keyspace, table.name): table
+        for table in everything.tables
+        if table.keyspace in keyspaces and (table.keyspace, table.name) not in logs
+    }
     tables: dict[TableName, TableSchema] = {name: table for name, table in own.items() if name not in views}
     unreadable = tuple(table for table in everything.unreadable if table.keyspace in keyspaces)
     return Reading(
@@ -139,6 +146,14 @@ def _read(node: Node, at: NodeSchema, hidden: Collection[str]) -> Reading:
         unreadable,
         unreadable_types,
     )
+
+
+def _logs(node: Node, tables: Collection[TableSchema]) -> set[TableName]:
+    """Return the names of ScyllaDB's CDC logs, which are part of their base tables; of Cassandra nothing."""
+    if not is_scylla(node):
+        return set()
+    logged = read_cdc_options(node).keys()
+    return {(table.keyspace, table.name + LOG_SUFFIX) for table in tables if table.table_id in logged}
 
 
 def _rows(node: Node, columns: str, table: str) -> Any:

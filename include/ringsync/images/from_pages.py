@@ -30,7 +30,7 @@ from ringsync.images.schema import MERGE, ROW_TIMES, lake_names, row_image_schem
 from ringsync.images.times import Differences, differences_of, refuse_misfits, row_times, struct_of, x_column
 from ringsync.schema.table import Column, TableSchema
 
-Role = Literal["token", "value", "writetime", "ttl"]
+Role = Literal["token", "now", "value", "writetime", "ttl"]
 PageCells = dict[tuple[Role, str | None], Cells]
 PageValues = dict[tuple[Role, str | None], Decoded]
 
@@ -39,8 +39,9 @@ PageValues = dict[tuple[Role, str | None], Decoded]
 class ResultColumn:
     """One entry of a scan's select list.
 
-    :ivar role: content of the entry: the partition's token, a column's value, or ``writetime()`` or ``ttl()`` of it
-    :ivar column: CQL name of the column; None: the token
+    :ivar role: content of the entry: the partition's token, the server's time (ms), a column's value, or
+        ``writetime()`` or ``ttl()`` of it
+    :ivar column: CQL name of the column; None: the token, or the time
     """
 
     role: Role
@@ -76,7 +77,8 @@ def row_images(
     :param layout: select list in order: token and the value of every column; ``writetime`` and ``ttl`` as far as the
         server gives them. A multi-cell column without both has unknown times; if the list has no writetime at all,
         every column has
-    :param now: moment for which the server computed the TTLs, s since the epoch
+    :param now: moment for which the server computed the TTLs, s since the epoch. If the layout has the server's time,
+        this counts instead: then an expiry is exact to a second
     :param misfits: treatment of values that the Arrow type cannot hold: fail, or keep their bytes in ``_x``
     :return: rows of exactly ``row_image_schema(table)``
     :raises UnrepresentableValueError: there is such a value, with ``misfits="error"``
@@ -96,7 +98,8 @@ def row_images(
     serialised = {name: cells.get(("value", name), no_cells(rows)) for name in decoded}
     if misfits == "error":
         refuse_misfits(table, decoded, serialised, partial(_described, table, decoded, serialised))
-    row, times = _times(table, all_values, rows, now)
+    moments = integers(all_values["now", None].values) // 1000 if ("now", None) in all_values else np.full(rows, now)
+    row, times = _times(table, all_values, rows, moments)
     raw = {name: values.raw(serialised[name]) for name, values in decoded.items()}
     token = all_values["token", None].values
     values = [decoded[column.name].values for column in table.columns]
@@ -153,8 +156,11 @@ def _key_text(decoded: Decoded, cells: Cells, row: int) -> str:
     return f"0x{raw.hex()}" if text is None or pa.types.is_binary(value.type) else str(text)
 
 
-def _times(table: TableSchema, values: PageValues, rows: int, now: int) -> tuple[pa.Array, dict[str, Differences]]:
-    """Return ``_row``, and ``d`` and ``e`` by column."""
+def _times(table: TableSchema, values: PageValues, rows: int, now: Integers) -> tuple[pa.Array, dict[str, Differences]]:
+    """Return ``_row``, and ``d`` and ``e`` by column.
+
+    :param now: moment of each row's TTLs, s since the epoch
+    """
     if not any(role == "writetime" for role, _ in values):
         return pa.nulls(rows, ROW_TIMES), {}
     scalars = [
@@ -173,7 +179,7 @@ def _times(table: TableSchema, values: PageValues, rows: int, now: int) -> tuple
     return row_times(row), differences
 
 
-def _element_times(column: Column, values: PageValues, rows: int, now: int) -> ElementTimes:
+def _element_times(column: Column, values: PageValues, rows: int, now: Integers) -> ElementTimes:
     """Read ``writetime(c)`` and ``ttl(c)`` of a multi-cell column: list<bigint> and list<int> with null elements.
 
     :returns: the elements' times; none if the scan does not select them
@@ -189,15 +195,16 @@ def _element_times(column: Column, values: PageValues, rows: int, now: int) -> E
     counts, ttl_given = np.diff(starts), valid_mask(left.values)
     if np.any(ttl_given & (np.diff(integers(left.values.offsets)) != counts)):
         raise ValueError("writetime and ttl of a multi-cell column have different numbers of elements")
-    expiries = np.full(len(times.values.values), NO_EXPIRY, np.int64)
-    expiries[np.repeat(ttl_given, counts)] = np.where(
-        valid_mask(left.values.values), integers(left.values.values) + now, NO_EXPIRY
-    )
+    expiries, moments = np.full(len(times.values.values), NO_EXPIRY, np.int64), np.repeat(now, counts)
+    given = np.repeat(ttl_given, counts)
+    expiries[given] = np.where(valid_mask(left.values.values), integers(left.values.values) + moments[given], NO_EXPIRY)
     expiries[~valid_mask(times.values.values)] = NO_CELL
     return ElementTimes(starts, integers(times.values.values), expiries)
 
 
-def _scalar_times(columns: Sequence[tuple[Decoded, Decoded | None]], rows: int, now: int) -> tuple[Integers, Integers]:
+def _scalar_times(
+    columns: Sequence[tuple[Decoded, Decoded | None]], rows: int, now: Integers
+) -> tuple[Integers, Integers]:
     """Read ``writetime(c)`` and ``ttl(c)`` of columns of one cell as int64[columns, rows] writetimes and expiries.
 
     :param columns: decoded bigint and int; None: the column has no TTLs
@@ -214,7 +221,8 @@ def _scalar_times(columns: Sequence[tuple[Decoded, Decoded | None]], rows: int, 
         ttl_valid, ttl_values = _buffers(ttls.values) if ttls is not None and some else (0, 0)
         time_valid, time_values = _buffers(times.values)
         _gather_times(
-            time_values, time_valid, ttl_values, ttl_valid, rows, now, first_writetime + shift, first_expiry + shift
+            *(time_values, time_valid, ttl_values, ttl_valid, rows, address(now)),
+            *(first_writetime + shift, first_expiry + shift),
         )
     return writetimes, expiries
 
@@ -229,12 +237,12 @@ def _buffers(array: pa.Array) -> tuple[int, int]:
 def _gather_times(
     times: int, times_valid: int, ttls: int, ttls_valid: int, count: int, now: int, writetimes: int, expiries: int
 ) -> None:
-    """Compute one column's times. ``ttls`` 0: there are none."""
+    """Compute one column's times. ``ttls`` 0: there are none. ``now`` is the address of int64[count]."""
     for row in range(count):
         writetime, expiry = load64_native(times + 8 * row), NO_EXPIRY
         if not is_valid(times_valid, row):
             expiry = NO_CELL
         elif ttls != 0 and is_valid(ttls_valid, row):
-            expiry = now + load32_native(ttls + 4 * row)
+            expiry = load64_native(now + 8 * row) + load32_native(ttls + 4 * row)
         store64(writetimes + 8 * row, writetime)
         store64(expiries + 8 * row, expiry)

@@ -51,12 +51,15 @@ class _Cells:
         return FlatDeletions(*(values[self.wanted :] for values in numbers))
 
 
-def visible(changes: ChangeRows, images: pa.RecordBatch, table: TableSchema, now_s: int) -> Mask:
+def visible(
+    changes: ChangeRows, images: pa.RecordBatch, table: TableSchema, now_s: int, *, exact_expiry: bool = True
+) -> Mask:
     """Find the change rows that a read shows completely. Deletions of partitions and ranges count as shown.
 
     :param changes: merged change rows of the table
     :param images: the result of the read: row images of everything under the same keys
     :param now_s: moment of the read, s since the epoch: a read does not show cells that expire then or earlier
+    :param exact_expiry: whether both sides tell exactly when cells expire; else any expiry is as good
     """
     seen = change_rows_of(images, table, unknown_at_us=_UNKNOWN)
     counter_keys, counters = _counters(images, table)
@@ -68,7 +71,7 @@ def visible(changes: ChangeRows, images: pa.RecordBatch, table: TableSchema, now
     cells = _dated(_Cells(replace(together([wanted, live, counters]), row=row), len(wanted.row)), table, now_s)
     shown = cells.shown
     unseen = np.zeros(len(changes), np.bool_)
-    unseen[wanted.row[~_cells_seen(cells, table, now_s)]] = True
+    unseen[wanted.row[~_cells_seen(cells, table, now_s, exact_expiry)]] = True
     unseen |= _deletions_unseen(changes, rows, shown)
     unseen |= _rows_unchanged(changes, rows, seen, seen_rows, shown, now_s)
     deletions = changes.complex_deletions
@@ -155,7 +158,7 @@ def _cell_keys(cells: FlatCells, table: TableSchema) -> Integers:
     return numbered((cells.row * len(columns_of(table)) + cells.column) << 32 | paths)
 
 
-def _cells_seen(cells: _Cells, table: TableSchema, now_s: int) -> Mask:
+def _cells_seen(cells: _Cells, table: TableSchema, now_s: int, exact_expiry: bool) -> Mask:
     """Tell for each cell of the changes whether the read showed it, or something newer in its place."""
     every, count = cells.cells, cells.wanted
     keys = _cell_keys(every, table)
@@ -173,7 +176,8 @@ def _cells_seen(cells: _Cells, table: TableSchema, now_s: int) -> Mask:
     # An expired cell hides older ones; an entry of a list hides none.
     expired = (expires[:count] <= now_s) & (gone | in_list)
     # If two values have the same time, either may have won: only the very same cell proves that it was seen.
-    for part in (_value_codes(every, table), numbered(every.timestamp), numbered(expires)):
+    compared = expires if exact_expiry else np.asarray(expires != _FOREVER, np.int64)
+    for part in (_value_codes(every, table), numbered(every.timestamp), numbered(compared)):
         keys = numbered(keys << 32 | part)
     came = newer | expired | np.isin(keys[:count], keys[count:])
     return np.asarray(np.where(every.kind[:count] == TOMBSTONE, gone, came))

@@ -24,6 +24,7 @@ from cassandra import (
 from cassandra.cluster import NoHostAvailable, Session
 from cassandra.query import BatchStatement, BatchType, BoundStatement, PreparedStatement, SimpleStatement
 
+from ringsync.cluster.scylla import is_scylla
 from ringsync.cql.identifiers import quote
 
 RETRY_DELAYS_S = (0.2, 0.5, 1.0, 2.0, 4.0, 8.0, 8.0, 8.0)
@@ -73,7 +74,10 @@ class StateSession:
         statements = [text.format(keyspace=self.keyspace) for name, text in TABLES.items() if name not in existing]
         if not existing:
             options = ", ".join(f"'{name}': '{value}'" for name, value in replication.items())
-            statements.insert(0, f"CREATE KEYSPACE IF NOT EXISTS {self.keyspace} WITH replication = {{{options}}}")
+            # Conditional writes to tablets are refused before ScyllaDB 2025.4.
+            vnodes = " AND tablets = {'enabled': false}" if is_scylla(self._session) else ""
+            create = f"CREATE KEYSPACE IF NOT EXISTS {self.keyspace} WITH replication = {{{options}}}{vnodes}"
+            statements.insert(0, create)
         try:
             for statement in statements:
                 self._repeat(partial(self._session.execute, statement))

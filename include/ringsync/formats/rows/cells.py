@@ -82,12 +82,12 @@ def decode_cells(s: int, p: int, end: int, q: int, flags: int, m: int) -> tuple[
         if p <= LAST_CODE:
             return p, q
     store32(count_at, load64_native(s + at.CELLS) - load64_native(s + at.FIRST_CELL))
-    q = _put_complex_deletions(s, q)
+    q = put_complex_deletions(s, q)
     return (p if q > LAST_CODE else FULL), q
 
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
-def _put_complex_deletions(s: int, q: int) -> int:
+def put_complex_deletions(s: int, q: int) -> int:
     """Write the complex deletions of a row into the bytes of its digest. Return the address after them, or FULL."""
     first, last = load64_native(s + at.FIRST_COMPLEX), load64_native(s + at.COMPLEX)
     if not fits(s, q, 24 * (last - first) + PADDING):

@@ -223,7 +223,10 @@ class _Reader:
 
     def _query(self, kind: Kind) -> LookupQuery:
         if kind not in self.queries:
-            self.queries[kind] = lookup_query(self.keys.table, kind, element_times=self.element_times)
+            server_time = not self.session.reads_as_of
+            self.queries[kind] = lookup_query(
+                self.keys.table, kind, element_times=self.element_times, server_time=server_time
+            )
         return self.queries[kind]
 
     def _finish(self, running: _Running) -> None:

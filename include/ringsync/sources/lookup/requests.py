@@ -86,14 +86,14 @@ class LookupQuery:
     layout: tuple[ResultColumn, ...]
 
 
-def lookup_query(table: TableSchema, kind: Kind, *, element_times: bool) -> LookupQuery:
+def lookup_query(table: TableSchema, kind: Kind, *, element_times: bool, server_time: bool = False) -> LookupQuery:
     """Return the SELECT for a kind of lookup.
 
-    :param element_times: see :func:`ringsync.sources.scan.scan.scan_query`
+    :param element_times, server_time: see :func:`ringsync.sources.scan.scan.scan_query`
     """
     if kind == "static":
         table = replace(table, columns=table.of_kind("partition_key", "static"))
-    scan = scan_query(table, times=True, element_times=element_times)
+    scan = scan_query(table, times=True, element_times=element_times, server_time=server_time)
     if kind == "slice":
         return LookupQuery(scan.cql, table, scan.layout)
     select = scan.select.replace("SELECT", "SELECT DISTINCT", 1) if kind == "static" else scan.select

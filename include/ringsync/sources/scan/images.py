@@ -50,7 +50,13 @@ def read_images(
     """
     settings = replace(cluster_settings(config), consistency_level=plan.consistency_level)
     session = scan_session(settings, plan.now if plan.times else None)
-    query = scan_query(plan.table, times=plan.times, element_times=plan.element_times, where=plan.selection.where)
+    query = scan_query(
+        plan.table,
+        times=plan.times,
+        element_times=plan.element_times,
+        where=plan.selection.where,
+        server_time=not session.reads_as_of,
+    )
     scan = prepare_scan(session, query)
     for part, pages in read_ranges(session, scan, split.ranges, settings, permits):
         yield part, _decoded(pages, scan, plan)

@@ -15,6 +15,11 @@ from ringsync.schema.table import TableSchema
 FORMAT_VERSION = 2
 
 
+EXPIRY_SLACK_S = 4
+"""So much do expiries differ at most that are read without a moment, s: TTLs are whole seconds, and a write time within
+two seconds of the arrival stands for it (:mod:`ringsync.scylla.log_rows`)."""
+
+
 @dataclass(frozen=True)
 class Selection:
     """The part of a table that a scan reads.
@@ -59,6 +64,8 @@ class ScanPlan:
     :ivar element_times: whether the times of elements of collections and user-defined types are read, too
     :ivar unrepresentable_values: treatment of values that the Arrow type cannot hold
     :ivar ring_digest: digest of the ring snapshot that the splits were made from
+    :ivar exact_expiry: whether the server reads as of ``now``, so that expiries are exact. Else they are to a second,
+        and rows are as of the moment when each is read
     """
 
     table: TableSchema
@@ -70,6 +77,7 @@ class ScanPlan:
     unrepresentable_values: Literal["error", "raw"]
     ring_digest: str
     splits: tuple[Split, ...]
+    exact_expiry: bool = True
 
     def to_json(self) -> str:
         """Write the plan as a JSON object, for :meth:`from_json`."""

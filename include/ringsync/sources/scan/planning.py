@@ -7,6 +7,7 @@ from dataclasses import replace
 from cassandra.cluster import Session
 
 from ringsync.cluster.cluster import read_size_estimate
+from ringsync.cluster.protocol import NOW_SINCE
 from ringsync.cluster.session import ClusterError
 from ringsync.cluster.shared import Shared
 from ringsync.config import Config
@@ -69,6 +70,7 @@ def make_scan_plan(
         unrepresentable_values=config.replica.unrepresentable_values,
         ring_digest="",
         splits=(),
+        exact_expiry=session.cluster.protocol_version >= NOW_SINCE,
     )
     if selection.where is not None:
         reader = scan.scan_session(cluster_settings(config), now)

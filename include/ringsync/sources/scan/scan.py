@@ -88,13 +88,17 @@ class ScanQuery:
         return f"{self.select} WHERE {all_of(conditions)}{partitions.filtering(self.where)}"
 
 
-def scan_query(table: TableSchema, *, times: bool, element_times: bool, where: str | None = None) -> ScanQuery:
+def scan_query(
+    table: TableSchema, *, times: bool, element_times: bool, where: str | None = None, server_time: bool = False
+) -> ScanQuery:
     """Write the SELECT of a table's rows and their times.
 
     :param times: whether to select writetimes and TTLs at all
     :param element_times: whether to select the times of elements of collections and user-defined types, which needs
         Cassandra 5.0 or later
     :param where: conditions on key columns, see :mod:`ringsync.sources.scan.where`; None: all rows
+    :param server_time: whether to select the server's time, too: it does not read as of a moment that we tell
+        (:class:`ringsync.cluster.protocol.SessionAt`)
     :raises WhereError: the conditions are not valid, or name other columns
     """
     selected = [(partitions.token_of(table), ResultColumn("token", None))]
@@ -105,6 +109,8 @@ def scan_query(table: TableSchema, *, times: bool, element_times: bool, where: s
         selected.append((f"writetime({quote(column.name)})", ResultColumn("writetime", column.name)))
         if not column.is_counter:
             selected.append((f"ttl({quote(column.name)})", ResultColumn("ttl", column.name)))
+    if times and server_time:
+        selected.append(("toUnixTimestamp(now())", ResultColumn("now", None)))
     expressions = ", ".join(expression for expression, _ in selected)
     return ScanQuery(
         table,
@@ -114,8 +120,9 @@ def scan_query(table: TableSchema, *, times: bool, element_times: bool, where: s
     )
 
 
-def columns_without_element_times(session: Session, table: TableSchema) -> tuple[Column, ...]:
-    """Find the columns whose elements' writetimes and TTLs this server cannot select; none from Cassandra 5.0 on.
+def columns_without_element_times(session: Session | SessionAt, table: TableSchema) -> tuple[Column, ...]:
+    """Find the columns whose elements' writetimes and TTLs this server cannot select; none from Cassandra 5.0 and
+    ScyllaDB 2026.2 on.
 
     This prepares such a query, since version numbers of forks are not reliable.
     """
@@ -128,10 +135,17 @@ def columns_without_element_times(session: Session, table: TableSchema) -> tuple
             f"SELECT writetime({name}), ttl({name}) FROM {quote(table.keyspace)}.{quote(table.name)} LIMIT 1"
         )
     except InvalidRequest as error:
-        if "non-frozen" in str(error):
+        if "non-frozen" in str(error) or "collection" in str(error):
             return columns
         raise
     return ()
+
+
+def tells_element_times(session: SessionAt, table: TableSchema) -> bool:
+    """Tell whether the server can select the times of elements; it is asked once for each table."""
+    if table not in session.facts:
+        session.facts[table] = not columns_without_element_times(session, table)
+    return session.facts[table]
 
 
 _raw_sessions: dict[Session, RawSession] = {}

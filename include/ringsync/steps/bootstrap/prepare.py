@@ -21,6 +21,7 @@ from ringsync.cluster.cluster import read_size_estimate
 from ringsync.cluster.control import get_limits
 from ringsync.cluster.limits import Limiter
 from ringsync.cluster.schema import read_table
+from ringsync.cluster.scylla import cdc_column, has_cdc, is_scylla
 from ringsync.cluster.session import connect
 from ringsync.cluster.shared import Shared, TableName, Together, read_known_tables
 from ringsync.config import Config
@@ -40,6 +41,7 @@ from ringsync.state import bootstrap as states
 from ringsync.status import BOOTSTRAPS, forget
 from ringsync.steps.application import Application, ExitCode, Report, StepError
 from ringsync.steps.bootstrap.enable_cdc import enable_cdc
+from ringsync.steps.bootstrap.enable_scylla_cdc import enable_scylla_cdc
 from ringsync.steps.bootstrap.leftovers import remove_leftovers
 from ringsync.steps.bootstrap.old_snapshots import clear_old
 from ringsync.steps.bootstrap.plan import (
@@ -54,6 +56,7 @@ from ringsync.steps.bootstrap.plan import (
 from ringsync.steps.bootstrap.space import Space, check_space, lake_bytes
 from ringsync.steps.loop import put_status
 from ringsync.steps.own_keyspace import create_state
+from ringsync.steps.scylla.positions import note_log_begins
 from ringsync.steps.tables import Outcome, chosen, each, in_all
 from ringsync.storage.port import ObjectStore
 from ringsync.streams.files import data_topic
@@ -106,6 +109,7 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
     check_layout(store)
     check_mode(application)
     session = connect(cluster_settings(config))
+    check_server(application, session)
     state = states.BootstrapState(session, config.state.keyspace)
     permits, now = Limiter(get_limits(store) or cluster_limits(config)), int(clock())
     outcome = Outcome(alone=not application.patterns)
@@ -118,7 +122,10 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
     if not options.dry_run:
         clear_old(config, store, state)
     shared = Shared(session, known)
-    cdc = Together(partial(enable_cdc, shared, store))
+    on_scylla = is_scylla(session)
+    cdc = Together(
+        partial(enable_scylla_cdc, shared, config.scylla) if on_scylla else partial(enable_cdc, shared, store)
+    )
     preparation = Preparation(application, shared, state, permits, Space(), cdc, now, len(tables))
     each(application.run, tables, partial(prepare_table, preparation), outcome)
     report, code = in_all(outcome, last=options.dry_run)
@@ -181,6 +188,9 @@ def plan_table(
         )
     if not preparation.are_many:
         create_state(session, config)
+    if is_scylla(session):
+        # Whenever the log is read for the first time, it is from before what the scan may not see.
+        note_log_begins(store, scan.table.table_id, 1000 * preparation.now - config.scylla.confidence_ms)
     if options.enable_cdc:
         report["cdc"] = preparation.cdc.do(scan.table)
     plan = find_plan(store, application.run, plan_of)
@@ -238,6 +248,12 @@ def check_mode(application: Application) -> None:
         )
 
 
+def check_server(application: Application, session: Any) -> None:
+    """:raises StepError: the SSTables of ScyllaDB are to be read"""
+    if mode_of(application) == SSTABLE and is_scylla(session):
+        raise StepError("mode sstable reads the files of Cassandra, not of ScyllaDB: use mode token_range")
+
+
 def check_selection(application: Application, session: Any, scan: ScanPlan) -> None:
     """Refuse to copy a part of a table that is followed: its replica would not be kept in step with the stream.
 
@@ -246,8 +262,8 @@ def check_selection(application: Application, session: Any, scan: ScanPlan) -> N
     table = scan.table
     if not any(json.loads(scan.selection.to_json()).values()) or not application.config.sync.follows(table.full_name):
         return
-    query = "SELECT cdc FROM system_schema.tables WHERE keyspace_name = %s AND table_name = %s"
-    if application.options.enable_cdc or session.execute(query, (table.keyspace, table.name)).one().cdc:
+    query = f"SELECT {cdc_column(session)} FROM system_schema.tables WHERE keyspace_name = %s AND table_name = %s"
+    if application.options.enable_cdc or has_cdc(session.execute(query, (table.keyspace, table.name)).one()):
         raise StepError(
             f"{table.full_name} is followed, so all of it must be copied: a replica of a part is not kept in sync. "
             "Leave out columns, token_range and where, or name the table in sync.exclude of the configuration"
@@ -331,8 +347,14 @@ def read_a_little(
     :raises ScanError: the cluster did not answer in some attempts
     """
     settings = cluster_settings(config)
-    query = scan_query(scan.table, times=scan.times, element_times=scan.element_times, where=scan.selection.where)
     session = scan_session(settings, scan.now)
+    query = scan_query(
+        scan.table,
+        times=scan.times,
+        element_times=scan.element_times,
+        where=scan.selection.where,
+        server_time=not session.reads_as_of,
+    )
     ranges = [part for split in scan.splits for part in split.ranges]
     limits = get_limits(store) or cluster_limits(config)
     permits, rows = permits or Limiter(limits), PAGE_ROWS

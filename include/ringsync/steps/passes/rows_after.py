@@ -34,7 +34,7 @@ from ringsync.replica.lookup import previous_images
 from ringsync.ring.ranks import RankedRing
 from ringsync.schema.table import TableSchema
 from ringsync.sources.lookup.read import UnreadRow, read_rows
-from ringsync.sources.scan.scan import scan_session
+from ringsync.sources.scan.scan import scan_session, tells_element_times
 from ringsync.steps.passes.rows_before import Before, Said, alive, removed_rows, rows_before
 from ringsync.wiring import cluster_settings, store_of
 
@@ -71,7 +71,6 @@ class AfterReader:
     :ivar disagreed: whether possibly only one replica has the changes, or what was published lately, which a quorum may
         miss: all replicas are asked
     :ivar one_is_enough: whether all replicas have these changes and everything published lately: one replica is asked
-    :ivar element_times: whether the server can tell the times of elements of collections
     :ivar before: whether messages contain the row before the change, if there is a replica
     :ivar expand: whether each row that a deletion of a partition or range has removed gets a message of its own
     """
@@ -86,7 +85,6 @@ class AfterReader:
     deletions_known_from_us: int = 0
     disagreed: bool = False
     one_is_enough: bool = True
-    element_times: bool = True
     before: bool = False
     expand: bool = False
 
@@ -183,7 +181,7 @@ def _from_source(
     unknown = after.unknown[after.of_change]
     images = _combined(images, unknown, instead.filter(pa.array(unknown)))
     living, there = alive(images, table, now_s), seen.there.copy()
-    hidden = ~visible(rows, seen.images, table, now_s)
+    hidden = ~visible(rows, seen.images, table, now_s, exact_expiry=seen.exact_expiry)
     if reader.disagreed and table.has_counters:
         hidden |= ~seen.everywhere  # a newer time does not say that a total has what only one replica has counted
     # Messages tell the times of what has ended. A row that is seen all the same lives by something else.
@@ -368,7 +366,8 @@ def _undecided(after: RowsAfter, merged: ChangeRows, seen: Seen, table: TableSch
     changes = np.flatnonzero(says)
     place = np.cumsum(after.unknown)[after.of_change[changes]] - 1  # among the images that were read
     told = _without_list_tombstones(merged.take(changes), table)
-    is_open = ~seen.everywhere[place] & ~visible(told, seen.images, table, now_s)
+    is_shown = visible(told, seen.images, table, now_s, exact_expiry=seen.exact_expiry)
+    is_open = ~seen.everywhere[place] & ~is_shown
     believed = np.zeros(len(seen.everywhere), np.bool_)
     believed[place[is_open]] = True
     if table.of_kind("static"):  # all rows of a partition show its static cells
@@ -390,11 +389,13 @@ class Seen:
     :ivar images: images of the rows that exist
     :ivar there: mask of the keys that have an image
     :ivar everywhere: mask of the keys whose replicas were all asked and have all answered
+    :ivar exact_expiry: whether expiries are exact
     """
 
     images: pa.RecordBatch
     there: Mask
     everywhere: Mask
+    exact_expiry: bool = True
 
 
 def read_keys(reader: AfterReader, keys: pa.RecordBatch, levels: Sequence[ConsistencyLevel], now_s: int) -> Seen:
@@ -426,7 +427,7 @@ def read_keys(reader: AfterReader, keys: pa.RecordBatch, levels: Sequence[Consis
                     reader.ring,
                     replace(settings, consistency_level=level),
                     permits,
-                    element_times=reader.element_times,
+                    element_times=tells_element_times(session, reader.table),
                     misfits=reader.misfits,
                     of_all=level == levels[-1],
                 )
@@ -451,7 +452,7 @@ def read_keys(reader: AfterReader, keys: pa.RecordBatch, levels: Sequence[Consis
         left = np.array([row.place for row in unread], np.intp)
     if unread:
         raise UnreadRowsError(f"rows could not be read, the first: {unread[0].reason}")
-    return Seen(pa.concat_batches(images), there, everywhere)
+    return Seen(pa.concat_batches(images), there, everywhere, session.reads_as_of)
 
 
 def _is_left(merged: ChangeRows, places: Places) -> Mask:

@@ -21,6 +21,7 @@ from ringsync.changes.keys.parts import clustering_parts, partition_parts
 from ringsync.changes.reconcile.rows import merge
 from ringsync.changes.schema import ROW, STATIC
 from ringsync.cluster.control import ControlClient
+from ringsync.cluster.protocol import SessionAt
 from ringsync.compiled.arrow import Mask, Places, integers
 from ringsync.config.sections import ConsistencyLevel
 from ringsync.cql.cells import Cells, cells_of, raw_values
@@ -34,7 +35,7 @@ from ringsync.ledger.passes import Digests, among, digest_halves, first_of_each,
 from ringsync.schema.table import TableSchema
 from ringsync.sources.lookup.read import IN_FLIGHT, ROWS_AT_ONCE
 from ringsync.sources.scan.pages import PASSING_ERRORS, RETRY_DELAYS_S, Asked, Pages, Request, Stuck, row_count
-from ringsync.sources.scan.scan import scan_query, scan_session
+from ringsync.sources.scan.scan import scan_query, scan_session, tells_element_times
 from ringsync.sources.scan.where import all_of
 from ringsync.steps.passes.rows_after import AfterReader, UnreadRowsError, read_keys
 from ringsync.steps.passes.rows_before import Said
@@ -162,8 +163,9 @@ def _under(reader: AfterReader, deletions: ChangeRows, now_s: int, waiting: set[
 
     :param waiting: places of the deletions whose further rows are not wanted; it may grow meanwhile
     """
-    table = reader.table
-    query = scan_query(table, times=True, element_times=reader.element_times)
+    table, session = reader.table, scan_session(cluster_settings(reader.config), now_s)
+    element_times = tells_element_times(session, table)
+    query = scan_query(table, times=True, element_times=element_times, server_time=not session.reads_as_of)
     pages: list[Page] = []
     of: list[_Lookup] = []
 
@@ -174,7 +176,7 @@ def _under(reader: AfterReader, deletions: ChangeRows, now_s: int, waiting: set[
         return _Shown(images, np.repeat([lookup.place for lookup in of], counts), everywhere)
 
     lookups = list(_lookups(reader, query.select, deletions))
-    for lookup, page in _pages(reader, lookups, now_s, waiting):
+    for lookup, page in _pages(reader, session, lookups, waiting):
         pages.append(page)
         of.append(lookup)
         if sum(map(row_count, pages)) >= ROWS_AT_ONCE:
@@ -185,11 +187,10 @@ def _under(reader: AfterReader, deletions: ChangeRows, now_s: int, waiting: set[
 
 
 def _pages(
-    reader: AfterReader, lookups: Sequence[_Lookup], now_s: int, waiting_deletions: set[int]
+    reader: AfterReader, session: SessionAt, lookups: Sequence[_Lookup], waiting_deletions: set[int]
 ) -> Iterator[tuple[_Lookup, Page]]:
     """Read pages that have rows, each with its lookup, whose first level was answered; some rows may come twice."""
     settings = cluster_settings(reader.config)
-    session = scan_session(settings, now_s)
     waiting = deque(lookups)
     running: deque[tuple[_Lookup, Pages, Asked | None]] = deque()
     delays = defaultdict[ConsistencyLevel, list[float]](lambda: [*RETRY_DELAYS_S])

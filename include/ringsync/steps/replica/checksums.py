@@ -23,11 +23,11 @@ from ringsync.compiled.arrow import Integers
 from ringsync.config import Config
 from ringsync.images.live import selected_rows, shown_rows
 from ringsync.replica.checksum import CHECKSUM_FIELDS, check_boundaries, partial_checksums, sum_up
-from ringsync.replica.compare import compare_rows
+from ringsync.replica.compare import Slack, compare_rows
 from ringsync.replica.lookup import images_between
 from ringsync.ring.splits import Split
 from ringsync.sources.cassandra_table import read_split
-from ringsync.sources.scan.plan import ScanPlan, within
+from ringsync.sources.scan.plan import EXPIRY_SLACK_S, ScanPlan, within
 from ringsync.steps.application import Application, TaskFailedError, driver_host, task_failure
 from ringsync.steps.tables import at_once, halved, together
 from ringsync.wiring import cluster_limits
@@ -45,6 +45,11 @@ BYTES_OF_A_SIDE = 128 << 20
 """Most bytes of rows of a side that a task compares in memory: it needs a few times as much."""
 
 Side = Literal["source", "replica"]
+
+
+def slack_of(plan: ScanPlan) -> Slack:
+    """Return what the source of a plan cannot tell."""
+    return Slack(0 if plan.exact_expiry else EXPIRY_SLACK_S, not plan.element_times)
 
 
 @dataclass(frozen=True)
@@ -164,7 +169,14 @@ class RowsTask:
                 source = itertools.chain.from_iterable(part.rows(self.config, permits) for part in parts)
                 replica = (inside(rows, small.ranges) for rows in whole.rows(self.config, permits))
                 there, here = (at_most(self.most_bytes, side) for side in (source, replica))
-                lines = compare_rows(there, here, plan.table, changed_after_us=seen.as_of_us, limit=small.limit)
+                lines = compare_rows(
+                    there,
+                    here,
+                    plan.table,
+                    changed_after_us=seen.as_of_us,
+                    limit=small.limit,
+                    slack=slack_of(plan),
+                )
             return small.number, lines
         except DriverGoneError:
             raise

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from ringsync.cluster.schema import read_tables
+from ringsync.cluster.scylla import cdc_column, has_cdc
 from ringsync.cluster.session import connect
 from ringsync.config import Config, ConfigError
 from ringsync.cql.identifiers import parse_table_name
@@ -163,9 +164,9 @@ def candidates(session: Any, store: ObjectStore, named: tuple[str, str] | None) 
 
     :raises StepError: there is no such table
     """
-    rows = list(session.execute("SELECT id, cdc, gc_grace_seconds FROM system_schema.tables"))
+    rows = list(session.execute(f"SELECT id, {cdc_column(session)}, gc_grace_seconds FROM system_schema.tables"))
     grace: Mapping[str, int] = {row.id.hex: row.gc_grace_seconds for row in rows}
-    in_step = {row.id.hex for row in rows if row.cdc} | followed_tables(store).keys()
+    in_step = {row.id.hex for row in rows if has_cdc(row)} | followed_tables(store).keys()
     tables = [
         (table, grace[table.table_id])
         for table in read_tables(session).tables
