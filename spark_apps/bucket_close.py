@@ -1,6 +1,6 @@
 """Publish staged rows for ``sync.run_s`` seconds: messages to the streams, images to the replicas.
 
-Run by the DAG ``commitlog_sync``, one at a time; two at once do no harm.
+Run by the DAGs ``commitlog_sync`` and ``scylla_sync``, one at a time; two at once do no harm.
 """
 
 import sys

@@ -13,7 +13,7 @@ from ringsync.ring.ranks import RankedRing, ranked
 from ringsync.ring.ring import Host, Replication, RingSnapshot
 from ringsync.steps.close.agreement import OpenBucket, Settled, settle, settle_together
 from ringsync.steps.close.close_task import cut
-from ringsync.steps.stage.stage_task import range_sums
+from ringsync.steps.stage.staged_files import range_sums
 
 BUCKET = Bucket(60_000, 60_000)
 NODES = ("a", "b", "c")
@@ -150,3 +150,46 @@ def test_ranks_are_the_same_for_all_and_the_dead_come_last() -> None:
         assert hosts[0].tokens.count(int(alive.ends[number])) == 1
         assert [h.id for h in one_down.hosts[number]] == [h.id for h in hosts if h.id != "b"] + ["b"]
     assert replace(alive).numbers_of(np.array([-51, -50, -49, 40, 41])).tolist() == [0, 0, 1, 5, 0]
+
+
+def test_rows_read_at_a_consistency_level_are_settled_at_once_and_once() -> None:
+    """Scylla's log tables: there is nothing that replicas have to agree on, whatever the ring looks like."""
+
+    def block(key: str, rows: int) -> Block:
+        return Block(at(key), "t", 1, str(BUCKET), rows, "", (), is_agreed=True)
+
+    where = ring(down="a")
+    bucket = OpenBucket(BUCKET, {at(key): ("cdc_logs", block(key, rows)) for key, rows in (("x", 3), ("y", 4))})
+    assert settle(bucket, where, BUCKET.end - 1, is_closed=False) is None
+    found = settle(bucket, where, BUCKET.end, is_closed=False)
+    assert found is not None
+    ((_, reading),) = found.readings
+    assert (reading.rows, reading.united, reading.level) == (7, False, "LOCAL_QUORUM")
+    assert {place.key for place, _ in reading.files} == {"x", "y"}
+    # A late row may be one that was published long ago.
+    assert not found.everywhere
+    bucket.published(found, where.ring.digest)
+    assert settle(bucket, ring(moved=True), BUCKET.end, is_closed=True) is None
+    bucket.files[at("z")] = ("cdc_logs", block("z", 1))
+    found = settle(bucket, ring(moved=True), BUCKET.end, is_closed=True)
+    assert found is not None
+    assert [place.key for place, _ in found.readings[0][1].files] == ["z"]
+    bucket.published(found, where.ring.digest)
+    assert bucket.united == {at("x"), at("y"), at("z")}
+
+
+def test_no_key_of_such_rows_is_in_two_slices_of_a_pass() -> None:
+    buckets = {}
+    for number in range(4):
+        bucket = Bucket(BUCKET.start * (number + 1), BUCKET.length)
+        block = Block(at(f"{number}"), "t", 1, str(bucket), 60_000, "", (), is_agreed=True)
+        buckets[bucket] = OpenBucket(bucket, {block.place: ("cdc_logs", block)})
+    found = settle_together(buckets, ring(), BUCKET.end * 9, closed_until=0, most=10**6)
+    assert len(found) == 4
+    slices = cut(found, {one.bucket: () for one in found}, {one.bucket: () for one in found})
+    assert len(slices) == 5
+    ranges = [
+        {part for bucket in buckets for reading in bucket.readings for part in reading.ranges} for _, buckets in slices
+    ]
+    for token in (-(2**62), 0, 77, 2**62):
+        assert sum(any(token in part for part in of_slice) for of_slice in ranges) == 1

@@ -6,7 +6,7 @@ from typing import Any
 
 from ringsync.ring.ring import Host
 from ringsync.status import STALE_AFTER_S
-from ringsync.steps.close.closing import progress
+from ringsync.steps.close.closing import log_progress, progress
 
 NOW = 1_790_000_000_000
 HOUR = 3_600_000
@@ -64,3 +64,16 @@ def test_a_node_that_is_not_read_is_waited_for_so_long_and_named() -> None:
 
 def test_without_nodes_the_clock_counts() -> None:
     assert progress((), {}, queue_of, NOW, PATIENCE, {}).staged_until == NOW
+
+
+def test_logs_that_are_tables_are_waited_for_as_nodes_are() -> None:
+    """Of a Scylla one loop reads all logs."""
+    found = log_progress(status(clear_at_ms=NOW) | {"clear_at_ms": NOW - HOUR}, NOW, PATIENCE, {"cdc_logs": 5})
+    assert (found.staged_until, found.unread, found.since_ms) == (NOW - HOUR, {}, {})
+    first = log_progress(None, NOW, PATIENCE, {})
+    assert (first.staged_until, first.since_ms) == (0, {"cdc_logs": NOW})
+    assert "no sign of life" in first.unread["the CDC logs"]
+    later = log_progress(None, NOW + PATIENCE, PATIENCE, first.since_ms)
+    assert later.staged_until == NOW
+    failing = log_progress({"at_ms": NOW, "error": "gone", "clear_at_ms": NOW - 9}, NOW, PATIENCE, {})
+    assert (failing.staged_until, failing.unread) == (NOW - 9, {"the CDC logs": "they are not read: gone"})

@@ -19,6 +19,7 @@ from ringsync.ledger.followed import end_following, followed_tables, keep_follow
 from ringsync.ledger.passes import mark, pass_folder, pass_numbers
 from ringsync.ledger.staging import encode_rows, late_key
 from ringsync.ledger.table_versions import version_of
+from ringsync.service.expected import Expected
 from ringsync.service.health import problems
 from ringsync.service.published import CLOSE, Seen, buckets_left, kafka_left, passes_left
 from ringsync.status import read_status
@@ -38,6 +39,8 @@ from tests.mortal_store import IMMORTAL, Killed, MortalStore
 from tests.steps.late_files import Write, change_rows
 from tests.steps.test_close import TABLE, Lake
 from tests.steps.test_id_comes_again import FIRST, ROWS, SECOND, TOPIC, Cluster, Context, Queue, cycle
+
+EXPECTED = Expected.of_commit_logs([])
 
 VERSION = f"schemas/{TABLE.keyspace}.{TABLE.name}/000001.json"
 """What says how the first table looks."""
@@ -364,7 +367,7 @@ def test_a_table_whose_version_cannot_be_read_holds_up_no_other(
         assert closer._tables[SECOND].follow_ups is not None, "it is served"
     (reason,) = status["others_failed"].values()
     assert f"{VERSION} cannot be read (KeyError: 'columns_by_id'): restore it" in reason
-    told = [one.text for one in problems({"bucket_close/close": status | {"at_ms": 10**6}}, {}, (), False, 0.0)]
+    told = [one.text for one in problems({"bucket_close/close": status | {"at_ms": 10**6}}, {}, EXPECTED, False, 0.0)]
     assert [one for one in told if FIRST in one and reason in one]
     assert [one.reason for one in buckets_left(seen(world, closer, status), 0, 0) if reason in one.reason]
     failed = closer.report()

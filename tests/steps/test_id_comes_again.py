@@ -25,6 +25,7 @@ from ringsync.ledger.staging import (
 from ringsync.ledger.table_versions import version_of
 from ringsync.ledger.topic_owners import take_topic
 from ringsync.schema.table import Schema
+from ringsync.service.expected import Expected
 from ringsync.service.health import problems
 from ringsync.steps import absent_tables
 from ringsync.steps.application import Application
@@ -38,6 +39,8 @@ from ringsync.storage.port import ObjectStore
 from tests.steps.late_files import Write, change_rows
 from tests.steps.test_bootstrap_begins_back import OneByOne
 from tests.steps.test_close import RING, TABLE, Lake
+
+EXPECTED = Expected.of_commit_logs([])
 
 TOPIC = "test.shop.t"
 FIRST, SECOND, THIRD = (f"{n}d3c5e005c9211f08de9f3bd2ad0d1ff" for n in (1, 2, 3))
@@ -126,7 +129,7 @@ def test_its_rows_wait_and_status_says_what_to_do(cluster: Cluster) -> None:
     assert status["rows_of_dropped_tables"] == {}
     assert len(closer._tables[FIRST].buckets) == 1
     assert cluster.store.stat(staged) is not None
-    found = [one.text for one in problems({"bucket_close/close": status}, {}, (), False, 0.0)]
+    found = [one.text for one in problems({"bucket_close/close": status}, {}, EXPECTED, False, 0.0)]
     (told,) = [one for one in found if "shop.t" in one]
     assert FIRST in told
     assert "create it again without an id" in told

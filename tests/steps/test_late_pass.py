@@ -26,7 +26,7 @@ from ringsync.ring.ring import Host, Replication, RingSnapshot
 from ringsync.steps.late import late_pass
 from ringsync.steps.late.late_pass import LatePasses
 from ringsync.steps.passes.rows_after import UnreadRowsError
-from ringsync.steps.stage.stage_task import range_sums
+from ringsync.steps.stage.staged_files import range_sums
 from tests.commitlog_model.murmur3 import token
 from tests.steps.late_files import Write, change_rows
 from tests.steps.test_close import RING, TABLE

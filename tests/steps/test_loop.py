@@ -17,6 +17,7 @@ from ringsync.cluster import session
 from ringsync.cluster.session import ClusterError, UnreachableError
 from ringsync.ledger.layout import LayoutError
 from ringsync.orchestration import explain_failure
+from ringsync.service.expected import Expected
 from ringsync.service.health import problems
 from ringsync.state.session import StateError, StateSession, StateUnavailableError
 from ringsync.status import STOP_KEY, read_status
@@ -39,6 +40,8 @@ from ringsync.steps.stage import commitlog_stage
 from ringsync.storage import local, open_store
 from ringsync.storage.local import LocalStore
 from ringsync.storage.port import ObjectStore, UnavailableError
+
+EXPECTED = Expected.of_commit_logs([])
 
 
 @pytest.mark.parametrize(
@@ -86,7 +89,13 @@ def test_a_loop_shows_that_it_lives_and_what_keeps_it(tmp_path: Path, monkeypatc
     assert (later["tables"], busy["with"]) == (first["tables"], "shop.a")
     assert abs(busy["since_ms"] - first["at_ms"]) < 1000
     lately, long_ago = (
-        problems({"bucket_close/close": {**later, "at_ms": busy["since_ms"] + seconds * 1000}}, {}, (), False, 0.0)
+        problems(
+            {"bucket_close/close": {**later, "at_ms": busy["since_ms"] + seconds * 1000}},
+            {},
+            Expected.of_commit_logs([]),
+            False,
+            0.0,
+        )
         for seconds in (30, 95)
     )
     (stuck,) = set(long_ago) - set(lately)
@@ -112,7 +121,7 @@ def test_a_loop_that_is_killed_in_each_first_cycle_is_known_by_its_last_one(
                 assert time.time() < begun + 20
         assert now["tables"] == said["tables"]
         assert now["busy"]["since_ms"] == ended_ms
-        found = problems({"bucket_close/close": now}, {}, (), False, time.time())
+        found = problems({"bucket_close/close": now}, {}, EXPECTED, False, time.time())
         assert any("its cycle has not ended for 9" in problem.text for problem in found)
 
 

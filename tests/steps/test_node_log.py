@@ -18,7 +18,8 @@ from ringsync.ring.ring import Host
 from ringsync.schema.from_cql import parse_schema
 from ringsync.schema.table import TableSchema
 from ringsync.steps.stage.node_log import PATIENCE_MS, NodeLog
-from ringsync.steps.stage.stage_task import Staged, StageTask, StageWork, Windows, check_counts, stage
+from ringsync.steps.stage.stage_task import Staged, StageTask, StageWork, check_counts, stage
+from ringsync.steps.stage.staged_files import Windows
 from ringsync.storage.local import LocalStore
 from tests.commitlogs.fixtures import DATA
 from tests.steps.node_logs import claimed, finished, read_node_log

@@ -21,7 +21,8 @@ from ringsync.steps.close.closing import progress
 from ringsync.steps.loop import AwayError, Patience
 from ringsync.steps.stage import stage_task
 from ringsync.steps.stage.node_log import PATIENCE_MS
-from ringsync.steps.stage.stage_task import StageTask, StageWork, Windows, stage
+from ringsync.steps.stage.stage_task import StageTask, StageWork, stage
+from ringsync.steps.stage.staged_files import Windows
 from ringsync.storage.local import LocalStore
 from tests.steps.node_logs import finished
 from tests.steps.test_stager import TABLES, UNREAD, WELL, Cluster, OneByOne, Sync
@@ -46,6 +47,7 @@ SHRINKS = """
 import os, sys
 from ringsync.steps.stage import stage_task as at
 from ringsync.steps.stage.stage_task import *
+from ringsync.steps.stage.staged_files import Windows
 from ringsync.ledger.staging import Bucket
 from ringsync.storage.local import LocalStore
 read = at.read_log

@@ -26,6 +26,7 @@ from ringsync.ledger.table_versions import take_over_followed, version_of
 from ringsync.ring.ring import Host, Replication
 from ringsync.schema.from_cql import parse_schema
 from ringsync.schema.table import Schema, TableSchema, UnreadableTable
+from ringsync.service.expected import Expected
 from ringsync.service.health import problems
 from ringsync.state.session import RETRY_DELAYS_S, StateError
 from ringsync.status import STALE_AFTER_S
@@ -34,7 +35,8 @@ from ringsync.steps.application import ExitCode
 from ringsync.steps.stage import commitlog_stage, schemas, stage_task
 from ringsync.steps.stage.commitlog_stage import Stager
 from ringsync.steps.stage.node_log import PATIENCE_MS, NodeLog
-from ringsync.steps.stage.stage_task import Staged, StagedTable, StageTask, StageWork, Windows, stage
+from ringsync.steps.stage.stage_task import Staged, StageTask, StageWork, stage
+from ringsync.steps.stage.staged_files import StagedTable, Windows
 from ringsync.steps.sync_plan import FormerHost, SyncPlan, SyncTable, interval_at
 from ringsync.storage.local import LocalStore
 from tests.commitlogs.fixtures import DATA
@@ -219,8 +221,8 @@ class Sync:
 
     def told(self, host: Host = HOST) -> list[str]:
         """What ``cdcservice status`` says is wrong with a node."""
-        status = {"at_ms": int(self.now_s * 1000), "nodes": self.stager.status()}
-        found = problems({"commitlog_stage/default": status}, {}, ("default",), False, self.now_s)
+        of_loop = {"commitlog_stage/default": {"at_ms": int(self.now_s * 1000), "nodes": self.stager.status()}}
+        found = problems(of_loop, {}, Expected.of_commit_logs(["default"]), False, self.now_s)
         return [one.text for one in found if f"node {host.endpoint}:" in one.text]
 
 
@@ -483,18 +485,16 @@ def test_a_run_whose_last_cycle_failed_says_so(tmp_path: Path, monkeypatch: pyte
     options = SimpleNamespace(queue="default", until=0.0)
     config = SimpleNamespace(
         sync=SimpleNamespace(stage_cores=1, run_s=1.0, poll_interval_ms=0, max_errors_per_hour=1),
-        state=SimpleNamespace(),
+        state=SimpleNamespace(keyspace="cdc"),
     )
-    config.state.keyspace = "cdc"
     application: Any = SimpleNamespace(config=config, store=sync.store, options=options, run="r")
-    lives = SimpleNamespace(sc=lambda: SimpleNamespace(isStopped=lambda: False))
-    spark = SimpleNamespace(sparkContext=SimpleNamespace(_jsc=lives))
+    of_java = SimpleNamespace(sc=lambda: SimpleNamespace(isStopped=lambda: False))
+    spark = SimpleNamespace(sparkContext=SimpleNamespace(_jsc=of_java))
     monkeypatch.setattr("ringsync.replica.session.spark_session", lambda *_, **__: spark)
     for name in ("start_workers", "cluster_settings", "connect_patiently", "create_state", "ErrorTable"):
         monkeypatch.setattr(commitlog_stage, name, lambda *_: SimpleNamespace(put=None))
     monkeypatch.setattr(commitlog_stage, "Stager", lambda *_: sync.stager)
-    assert commitlog_stage.run(application)[1] == ExitCode.OK
+    assert not commitlog_stage.run(application)[1]
     monkeypatch.setattr(sync.stager, "cycle", lambda: sync.store.get("nothing"))
     report, code = commitlog_stage.run(application)
-    assert code == ExitCode.COMPLETED_WITH_ERRORS
-    assert "nothing" in report["error"]
+    assert (code, "nothing" in report["error"]) == (ExitCode.COMPLETED_WITH_ERRORS, True)

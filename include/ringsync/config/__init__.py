@@ -37,6 +37,7 @@ class Config(Section):
     sstable: sections.SSTables = sections.SSTables()
     limits: sections.ClusterLimits = sections.ClusterLimits()
     state: sections.State = sections.State()
+    scylla: sections.Scylla = sections.Scylla()
     archive: sections.Archive = sections.Archive()
     alarms: sections.Alarms = sections.Alarms()
     verify: sections.Verify = sections.Verify()

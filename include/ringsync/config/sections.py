@@ -7,7 +7,15 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 
 class ConfigError(ValueError):
@@ -300,6 +308,28 @@ class State(Section):
 
     keyspace: Annotated[str, matching(r"[A-Za-z][A-Za-z0-9_]{0,47}", _KEYSPACE_RULE)] = "cdc"
     replication: dict[str, str] | None = None
+
+
+class Scylla(Section):
+    """How the CDC logs of ScyllaDB's tables are read, and the cdc options that a bootstrap with ``enable_cdc`` sets.
+    Times are in ms unless their names say otherwise."""
+
+    confidence_ms: Annotated[int, Field(ge=5000)] = 30_000
+    window_ms: Annotated[int, Field(ge=1000)] = 15_000
+    queries_per_s: Annotated[int, Field(ge=1)] = 500
+    lookback_s: Annotated[int, Field(ge=0)] = 3600
+    near_sweep_ms: Annotated[int, Field(ge=1000)] = 3_600_000
+    near_reach_ms: Annotated[int, Field(ge=1000)] = 12_600_000
+    far_sweep_ms: Annotated[int, Field(ge=1000)] = 43_200_000
+    log_ttl_s: Annotated[int, Field(ge=0, le=630_720_000)] = 86_400
+    preimage: Literal["false", "true", "full"] = "false"
+    postimage: bool = False
+
+    @field_validator("preimage", mode="before")
+    @classmethod
+    def _plain_truth(cls, value: Any) -> Any:
+        # YAML reads the words true and false as truth values.
+        return str(value).lower() if isinstance(value, bool) else value
 
 
 class Archive(Section):

@@ -1,4 +1,5 @@
-"""Gaps: segments that were removed from a node before all of them was staged or archived.
+"""Gaps: segments that were removed from a node before all of them was staged or archived. And parts of Scylla's CDC
+logs that have expired before they were read.
 
 Cassandra does that with ``cdc_block_writes: false`` when ``cdc_raw`` is full, and so does whoever wipes the folder.
 Which segments wait to be read is kept in ``staging/unread/<node>.json``; a gap is ``gaps/<node>/<segment>.json`` until
@@ -18,6 +19,7 @@ from datetime import UTC, datetime
 from uuid import UUID
 
 from ringsync.ledger.dropped_tables import all_dropped
+from ringsync.ledger.staging import CDC_LOGS
 from ringsync.storage.port import AlreadyExistsError, ChecksumError, ObjectStore, get_json
 
 _GAPS, _VERIFIED, _UNREAD = "gaps/", "verified/", "staging/unread/"
@@ -25,11 +27,12 @@ _GAPS, _VERIFIED, _UNREAD = "gaps/", "verified/", "staging/unread/"
 
 @dataclass(frozen=True)
 class Gap:
-    """A segment that is gone unread.
+    """A segment that is gone unread, or a part of a CDC log (``node``: :data:`ringsync.ledger.staging.CDC_LOGS`).
 
     :ivar node: host id
+    :ivar segment: its name; of a CDC log, a name of the part
     :ivar since_ms: all that the node had synced at this moment was staged, ms since the epoch; 0: unknown
-    :ivar found_ms: when it was missed
+    :ivar found_ms: when it was missed; of a CDC log, the first write time that is there
     :ivar tables: names of the tables whose changes may have been in it, by id
     :ivar ranges: token ranges (start, end] that the node had replicas of; none: it has left the ring
     :ivar is_whole: whether ``tables`` has all of them. An earlier ringsync named only those that were planned
@@ -53,6 +56,12 @@ class Gap:
     def loss(self) -> str:
         """Say what is missing, without a full stop."""
         since = _time(self.since_ms) if self.since_ms else "an unknown time"
+        if self.node == CDC_LOGS:
+            (name,) = self.tables.values()
+            return (
+                f"what was written from {since} to {_time(self.found_ms)} cannot be read from the CDC log of {name} "
+                f"({self.key}): its TTL is over, or ScyllaDB describes no streams of that time"
+            )
         where = f"{len(self.ranges):,} token ranges" if self.ranges else "its token ranges"
         return (
             f"{self.segment} was removed from its cdc_raw before it was read: changes that only this node had logged "

@@ -40,6 +40,9 @@ STAGED_ROWS = CHANGE_ROWS.append(pa.field("node", pa.string()))
 Written = tuple[int, int]
 """Least and greatest write time of rows, µs."""
 
+CDC_LOGS = "cdc_logs"
+"""In place of a host id: Scylla's CDC logs, which are tables and belong to no node."""
+
 NOTHING: Written = (0, -1)
 """There are no rows."""
 
@@ -107,6 +110,7 @@ class Block:
     :ivar ring: digest of the ring snapshot that has the token ranges; empty: the ring was not available
     :ivar sums: for each token range with rows its number, its count of rows, and the sums of the halves of their
         digests, without overflow
+    :ivar is_agreed: whether no replica has to agree with its rows: they were read at a consistency level
     """
 
     place: Place
@@ -116,6 +120,7 @@ class Block:
     rows: int
     ring: str
     sums: tuple[tuple[int, int, int, int], ...]
+    is_agreed: bool = False
 
 
 @dataclass(frozen=True)
@@ -150,6 +155,8 @@ class StageCommit:
     :ivar reached: position that unfinished segments reach by their index, if that is more than was read of them
     :ivar followed: whether the next commit was made; it may be removed by now
     :ivar whole_at_ms: all that was synced at this moment is in earlier commits; 0: unknown
+    :ivar positions: how far the CDC logs of tables are read (:mod:`ringsync.scylla.progress`), by table id: only in
+        commits of :data:`CDC_LOGS`
     """
 
     node: str
@@ -165,6 +172,7 @@ class StageCommit:
     whole_at_ms: int = 0
     written: Mapping[int, Written] = field(default_factory=dict)
     reached: Mapping[int, int] = field(default_factory=dict)
+    positions: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def key(self) -> str:

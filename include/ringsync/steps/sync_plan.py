@@ -15,6 +15,7 @@ from ringsync.changes.identity import TableVersion
 from ringsync.cluster.cluster import read_hosts, read_replications
 from ringsync.cluster.node import ChangingSchemaError, ask_one
 from ringsync.cluster.schema import read_node_tables, read_tables
+from ringsync.cluster.scylla import is_scylla
 from ringsync.config import Config
 from ringsync.ledger.read_nodes import get_read_node
 from ringsync.ledger.staging import Bucket
@@ -74,6 +75,7 @@ class SyncPlan:
     :ivar left_out: why a table cannot be followed now, by its name
     :ivar former: nodes that have left the ring, until their claims are given up (:mod:`ringsync.steps.stage.claims`);
         ``is_read`` tells of them, too, whether their logs are read
+    :ivar of_scylla: whether changes are in tables (ScyllaDB), not in commit logs
     """
 
     interval: Bucket
@@ -82,6 +84,7 @@ class SyncPlan:
     tables: tuple[SyncTable, ...]
     left_out: Mapping[str, str] = field(default_factory=dict)
     former: tuple[FormerHost, ...] = ()
+    of_scylla: bool = False
 
     @property
     def read_hosts(self) -> tuple[Host, ...]:
@@ -113,6 +116,7 @@ class SyncPlan:
                 ],
                 "left_out": dict(self.left_out),
                 "former": [asdict(former) for former in self.former],
+                "of_scylla": self.of_scylla,
             }
         )
 
@@ -137,6 +141,7 @@ class SyncPlan:
             ),
             document["left_out"],
             tuple(FormerHost(_host(entry["host"]), entry["since_ms"]) for entry in former),
+            document.get("of_scylla", False),
         )
 
 
@@ -182,6 +187,7 @@ def make_plan(
     store: ObjectStore, config: Config, session: Any, interval: Bucket, before: SyncPlan | None = None
 ) -> SyncPlan:
     """Make a plan of the present cluster. A table that cannot be planned is left out, with the reason."""
+    of_scylla = is_scylla(session)
     schema, with_cdc = ask_one(session, lambda node: (read_tables(node), read_node_tables(node).with_cdc))
     known = {table.table_id: table.version for table in before.tables} if before else {}
     left_out = {table.full_name: table.reason for table in schema.unreadable if table.table_id in with_cdc}
@@ -211,7 +217,7 @@ def make_plan(
         replace(one, host=replace(one.host, is_read=not wanted or one.host.datacenter in (*wanted, "")))
         for one in _former(store, hosts, interval)
     )
-    return SyncPlan(interval, hosts, replications, tuple(tables), left_out, former)
+    return SyncPlan(interval, hosts, replications, tuple(tables), left_out, former, of_scylla)
 
 
 def _former(store: ObjectStore, hosts: Collection[Host], interval: Bucket) -> list[FormerHost]:

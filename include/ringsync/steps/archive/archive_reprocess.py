@@ -40,15 +40,8 @@ from ringsync.steps.loop import PASSING, connect_patiently, put_status, start_wo
 from ringsync.steps.own_keyspace import create_state
 from ringsync.steps.passes.follow_ups import digests_kept_ms
 from ringsync.steps.stage.node_log import SYNC_MARGIN_MS, UNKNOWN_SYNC_MS, NodeLog
-from ringsync.steps.stage.stage_task import (
-    Staged,
-    StagedTable,
-    StageTask,
-    StageWork,
-    Windows,
-    check_counts,
-    keep_damaged,
-)
+from ringsync.steps.stage.stage_task import Staged, StageTask, StageWork, check_counts, keep_damaged
+from ringsync.steps.stage.staged_files import StagedTable, Windows
 from ringsync.steps.sync_plan import SyncPlan, interval_at, plan_of
 from ringsync.storage.port import NotFoundError, StorageError
 from ringsync.wiring import cluster_settings

@@ -105,6 +105,8 @@ def settle(
     bucket, files = open_bucket.bucket, open_bucket.files
     if now_ms < bucket.end or not files:
         return None
+    if all(block.is_agreed for _, block in files.values()):
+        return _settle_agreed(open_bucket)
     is_known = open_bucket.ring == ring.ring.digest
     settled = open_bucket.settled if is_known else np.zeros((len(ring.ranges), 3), np.uint64)
     read = open_bucket.read if is_known else {}
@@ -145,6 +147,22 @@ def settle(
         return None
     everywhere = all(reading.level == "LOCAL_ONE" for _, reading in readings)
     return Settled(bucket, tuple(readings), sums, frozenset(united), everywhere, comparable)
+
+
+def _settle_agreed(open_bucket: OpenBucket) -> Settled | None:
+    """Settle what was read at a consistency level: no replica has other rows, whatever the ring looks like.
+
+    No replica must have them all, so the rows after the changes are read at a quorum. A row may have been read before,
+    by the search for late rows.
+    """
+    bucket, files = open_bucket.bucket, open_bucket.files
+    fresh = files.keys() - open_bucket.united
+    if not fresh:
+        return None
+    places = tuple((place, node) for place, (node, _) in files.items() if place in fresh)
+    rows = sum(files[place][1].rows for place in fresh)
+    reading = Reading(places, WHOLE_RING.unwrap(), rows, level="LOCAL_QUORUM")
+    return Settled(bucket, ((0, reading),), open_bucket.settled, frozenset(files), everywhere=False)
 
 
 def settle_together(

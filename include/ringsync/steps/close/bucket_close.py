@@ -34,7 +34,7 @@ from ringsync.steps.absent_tables import AbsentTables
 from ringsync.steps.application import Application, ExitCode, Report, StepError, driver_host, plain, spark_is_gone
 from ringsync.steps.close.agreement import Settled, settle_together
 from ringsync.steps.close.close_task import CloseTask, SliceResult, cut, forget_waiting
-from ringsync.steps.close.closing import progress
+from ringsync.steps.close.closing import Progress, log_progress, progress
 from ringsync.steps.close.followed import Followed
 from ringsync.steps.close.staged_commits import StagedCommits
 from ringsync.steps.close.table_state import TableState
@@ -293,24 +293,31 @@ class Closer:
         """Close what is old enough, as far as the logs are staged."""
         length = plan.interval.length
         window = (self._config.commitlog_processor_window_count - 1) * length
-        statuses = {
-            queue: status
-            for queue in self._config.sync.queues
-            if (status := read_status(self._store, f"commitlog_stage/{queue}")) is not None
-        }
-        staged = progress(
-            plan.read_hosts,
-            statuses,
-            lambda host: self._config.sync.queue_of(host.address, host.id),
-            now_ms,
-            window + length,
-            self._unread_since_ms,
-        )
+        staged = self._progress(plan, now_ms, window + length)
         self._unread, self._unread_since_ms = staged.unread, staged.since_ms
         until = (staged.staged_until - window) // length * length
         if until > self._closed_until:
             put_closed_until(self._store, until)
             self._closed_until = until
+
+    def _progress(self, plan: SyncPlan, now_ms: int, patience_ms: int) -> Progress:
+        if plan.of_scylla:
+            status = read_status(self._store, "scylla_log_stage/log")
+            return log_progress(status, now_ms, patience_ms, self._unread_since_ms)
+        statuses = {
+            queue: status
+            for queue in self._config.sync.queues
+            if (status := read_status(self._store, f"commitlog_stage/{queue}")) is not None
+        }
+        queues = self._config.sync
+        return progress(
+            plan.read_hosts,
+            statuses,
+            lambda host: queues.queue_of(host.address, host.id),
+            now_ms,
+            patience_ms,
+            self._unread_since_ms,
+        )
 
     def _publish(
         self, state: TableState, follow_ups: FollowUps, settled: Sequence[Settled], settled_at_ms: int

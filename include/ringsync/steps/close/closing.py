@@ -10,8 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+from ringsync.ledger.staging import CDC_LOGS
 from ringsync.ring.ring import Host
 from ringsync.status import STALE_AFTER_S, Status, age_s
+
+ALL_LOGS = "the CDC logs"
+"""In place of a node's address in ``Progress.unread``: Scylla's logs belong to no node."""
 
 
 @dataclass(frozen=True)
@@ -19,7 +23,7 @@ class Progress:
     """How far the logs of all nodes are staged.
 
     :ivar staged_until: ms since the epoch: all that was logged until then is staged, but for nodes in ``unread``
-    :ivar unread: why a node that is up is not read, by its address
+    :ivar unread: why a node that is up is not read, by its address; or why :data:`ALL_LOGS` are not
     :ivar since_ms: time since when it is not read, by host id
     """
 
@@ -57,6 +61,27 @@ def progress(
                 clear_at = max(clear_at, now_ms - patience_ms)
         staged.append(clear_at)
     return Progress(min(staged), unread, since)
+
+
+def log_progress(status: Status | None, now_ms: int, patience_ms: int, since_ms: Mapping[str, int]) -> Progress:
+    """Find how far Scylla's CDC logs are staged, by the status of the loop that reads all of them.
+
+    :param patience_ms: longest wait for a loop that reads nothing, ms
+    :param since_ms: ``since_ms`` of the progress before
+    """
+    clear_at, reason = int(status["clear_at_ms"]) if status else 0, ""
+    if status is None:
+        reason = "they are not read: scylla_log_stage has given no sign of life"
+    elif (age := age_s(status, now_ms / 1000)) > STALE_AFTER_S:
+        reason = f"they are not read: scylla_log_stage has given no sign of life for {age:.0f} s"
+    elif status.get("error"):
+        reason = f"they are not read: {status['error']}"
+    if not reason:
+        return Progress(clear_at, {}, {})
+    since = since_ms.get(CDC_LOGS, now_ms)
+    if now_ms - since >= patience_ms:
+        clear_at = max(clear_at, now_ms - patience_ms)
+    return Progress(clear_at, {ALL_LOGS: reason}, {CDC_LOGS: since})
 
 
 def _staged(status: Status | None, node: str, queue: str, now_ms: int) -> tuple[int, str]:

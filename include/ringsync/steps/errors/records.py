@@ -21,10 +21,16 @@ from ringsync.formats.commitlog.reader import read_changes
 from ringsync.formats.commitlog.records import Records
 from ringsync.ledger.dropped_tables import all_dropped
 from ringsync.ledger.past_schema import past_schema
-from ringsync.ledger.staging import STAGED_ROWS
+from ringsync.ledger.staging import CDC_LOGS, STAGED_ROWS
 from ringsync.ledger.table_versions import CdcBegun, TableVersionError, latest_version, version_of
 from ringsync.schema.table import TableSchema
 from ringsync.storage.port import ObjectStore
+
+OF_CDC_LOG = (
+    "a row of a CDC log is not decoded again: once its cause is mended, cdcservice verify --repair corrects the "
+    "replica, and cdcservice errors discard removes the row"
+)
+"""Reason why a record of a ScyllaDB is not solved by a retry."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +133,8 @@ def decode(records: Sequence[Record], tables: Mapping[str, TableVersion]) -> Dec
 
     :param tables: versions by table id
     """
-    raws = [record.raw or b"" for record in records]
+    of_logs = {place for place, record in enumerate(records) if record.node == CDC_LOGS}
+    raws = [b"" if place in of_logs else record.raw or b"" for place, record in enumerate(records)]
     sizes = np.array([len(raw) for raw in raws], np.int64)
     places = np.arange(len(raws), dtype=np.int64)
     found = Records(np.cumsum(sizes) - sizes, sizes, places, np.ones(len(raws), np.bool_))
@@ -138,6 +145,7 @@ def decode(records: Sequence[Record], tables: Mapping[str, TableVersion]) -> Dec
         for batch in batches
         for place, reason in zip(*(batch.undecoded[name].to_pylist() for name in ("position", "reason")), strict=True)
     }
+    undecoded |= dict.fromkeys(of_logs, OF_CDC_LOG)
     rows = pa.Table.from_batches([batch.rows for batch in batches], CHANGE_ROWS).combine_chunks().to_batches()
     return Decoded(rows[0] if rows else pa.RecordBatch.from_pylist([], CHANGE_ROWS), undecoded)
 

@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from ringsync.changes.identity import TableVersion
 from ringsync.cluster.cluster import SYNC_PERIOD, read_ring, read_settings, sync_period_ms
+from ringsync.cluster.scylla import is_scylla
 from ringsync.cluster.whole_schema import Agreement
 from ringsync.config import Config
 from ringsync.ledger.layout import check_layout
@@ -29,7 +30,7 @@ from ringsync.ring.ring import Host, RingError
 from ringsync.schema.table import TableSchema, UnreadableTable
 from ringsync.state.processor_error import ErrorTable
 from ringsync.steps.absent_tables import AbsentTables
-from ringsync.steps.application import Application, ExitCode, Report, spark_is_gone
+from ringsync.steps.application import Application, ExitCode, Report, StepError, spark_is_gone
 from ringsync.steps.loop import (
     Patience,
     connect_patiently,
@@ -54,15 +55,8 @@ from ringsync.steps.stage.former_nodes import FormerNodes
 from ringsync.steps.stage.lost_segments import LostSegments
 from ringsync.steps.stage.node_log import NodeLog
 from ringsync.steps.stage.schemas import QueueSchemas
-from ringsync.steps.stage.stage_task import (
-    Staged,
-    StagedTable,
-    StageTask,
-    StageWork,
-    Windows,
-    check_counts,
-    keep_damaged,
-)
+from ringsync.steps.stage.stage_task import Staged, StageTask, StageWork, check_counts, keep_damaged
+from ringsync.steps.stage.staged_files import StagedTable, Windows
 from ringsync.steps.sync_plan import SyncPlan, interval_at, plan_of
 from ringsync.storage.port import ObjectStore
 from ringsync.wiring import cluster_settings
@@ -79,6 +73,7 @@ def run(application: Application) -> tuple[Report, ExitCode]:
     :raises LayoutError: the state is of a version of ringsync that this one does not know
     :raises AwayError: cluster or object store are away
     :raises ClusterError: the cluster refuses us
+    :raises StepError: the cluster is ScyllaDB
     """
     from ringsync.replica.session import spark_session
 
@@ -89,6 +84,8 @@ def run(application: Application) -> tuple[Report, ExitCode]:
     spark = spark_session(f"commitlog_stage {application.options.queue} {application.run}", master=master)
     start_workers(spark.sparkContext, "ringsync.steps.stage.stage_task")
     session = connect_patiently(cluster_settings(config), application.options.until)
+    if is_scylla(session):
+        raise StepError("this cluster is ScyllaDB: its CDC logs are read by the DAG scylla_sync; cdcservice start")
     create_state(session, config)
     errors = ErrorTable(session, config.state.keyspace, store, config.sync.max_errors_per_hour)
     patience = Patience(lambda: spark_is_gone(spark.sparkContext))

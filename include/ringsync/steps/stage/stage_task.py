@@ -6,19 +6,14 @@ import os
 import secrets
 import time
 import traceback
-from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from ringsync.changes.columns import logged_tables
-from ringsync.changes.identity import TableVersion
-from ringsync.compiled.arrow import Integers, integers
 from ringsync.config import Config
 from ringsync.formats.commitlog.names import segment_id
 from ringsync.formats.commitlog.reader import ERROR_ROWS, read_log
@@ -26,20 +21,15 @@ from ringsync.formats.commitlog.segment import Damage, SegmentError, Wanted, rea
 from ringsync.formats.keystores.lookup import keys_in
 from ringsync.formats.rows.state import REASONS, UNKNOWN_COLUMN
 from ringsync.ledger import staging
-from ringsync.ledger.passes import digest_halves, first_of_each
-from ringsync.ring.ranks import RankedRing
 from ringsync.schema.system_tables import system_tables
 from ringsync.schema.table import TableSchema
 from ringsync.steps.application import StepError
+from ringsync.steps.stage.staged_files import Destination, StagedFiles, StagedTable, Windows
 from ringsync.storage.port import ObjectStore, StorageError
 from ringsync.wiring import store_of
 
 _ONE_TABLE = b"\x01"
 """A mutation begins with the number of its tables (C: Mutation.MutationSerializer)."""
-
-
-CLOSED, TOO_OLD = -1, -2
-"""In place of the start of a bucket."""
 
 
 @dataclass(frozen=True)
@@ -57,45 +47,6 @@ class StageWork:
     file: str
     wanted: Wanted
     commit: int
-
-
-@dataclass(frozen=True)
-class Windows:
-    """The open buckets.
-
-    :ivar newest: the present interval
-    :ivar closed_until: ms since the epoch: buckets that end then or before take nothing more
-    :ivar known_from_us: rows written before are left out: nobody would know whether they were published; µs since the
-        epoch. None: none is left out
-    """
-
-    newest: staging.Bucket
-    closed_until: int
-    known_from_us: int | None = None
-
-    def starts(self, write_times: Integers, by_arrival: bool) -> Integers:
-        """Return the start of each row's bucket, in ms; CLOSED: it is closed; TOO_OLD: the row is left out.
-
-        :param write_times: µs; rows written in the future belong to the newest bucket
-        """
-        if by_arrival:
-            return np.full(len(write_times), self.newest.start)
-        length = self.newest.length
-        starts = np.minimum(write_times // 1000 // length * length, self.newest.start)
-        starts = np.where(starts + length <= self.closed_until, CLOSED, starts)
-        return starts if self.known_from_us is None else np.where(write_times < self.known_from_us, TOO_OLD, starts)
-
-
-@dataclass(frozen=True)
-class StagedTable:
-    """A table whose rows are kept.
-
-    :ivar ring: the table's token ranges; None: unknown, so its rows are not summed up
-    """
-
-    version: TableVersion
-    by_arrival: bool
-    ring: RankedRing | None
 
 
 @dataclass(frozen=True)
@@ -190,7 +141,9 @@ def stage(work: StageWork, task: StageTask, store: ObjectStore, keys: Callable[[
         return _unreadable(work, f"{work.file} cannot be read: {error.strerror or error}")
     except SegmentError as error:
         return _unreadable(work, str(error))
-    files = _Files(task, store, work, f"{identity}-{after}-{secrets.token_hex(4)}")
+    to = Destination(work.node, work.commit, f"{identity}-{after}-{secrets.token_hex(4)}")
+    left_out = task.left_out.get(work.node, frozenset())
+    files = StagedFiles(task.kept, task.windows, store, to, left_out=left_out, held_up=task.held_up, gone=task.gone)
     undecoded: list[pa.RecordBatch] = []
     for changes in log.batches:
         files.add(changes.rows)
@@ -244,98 +197,6 @@ def _believed(damages: list[Damage], end: int, until: int | None) -> tuple[list[
         return damages, ""
     behind = [damage.reason for damage in damages if damage.position >= end]
     return [damage for damage in damages if damage.position < end], behind[0] if behind else ""
-
-
-class _Files:
-    """The files of some work: one for all rows that are in time, and one for each table's late rows."""
-
-    def __init__(self, task: StageTask, store: ObjectStore, work: StageWork, name: str) -> None:
-        self._task = task
-        self._store = store
-        self._work = work
-        self._name = name
-        left_out = task.left_out.get(work.node, frozenset())
-        ids = [table.version.table_id for table in task.kept]
-        self._tables = {bytes.fromhex(one): number for number, one in enumerate(ids) if one not in left_out}
-        self._held_up = {bytes.fromhex(one) for one in task.held_up - left_out}
-        self._waiting: dict[tuple[int, int], list[pa.RecordBatch]] = defaultdict(list)
-        self._rows = self._of_dropped = self._too_old = 0
-        self.blocks: list[staging.Block] = []
-        self.late: list[str] = []
-        self.held_up: frozenset[str] = frozenset()
-        self.written = staging.NOTHING
-
-    def add(self, rows: pa.RecordBatch) -> None:
-        """Sort rows into tables and buckets."""
-        if not rows.num_rows:
-            return
-        self._rows += rows.num_rows
-        ids = rows["table_id"].dictionary_encode()
-        of_id = integers(ids.indices)
-        for place, table_id in enumerate(ids.dictionary.to_pylist()):
-            number = self._tables.get(table_id)
-            if table_id in self._held_up:
-                self.held_up |= {table_id.hex()}
-            if number is None:
-                is_gone = table_id.hex() in self._task.gone
-                self._of_dropped += int(np.count_nonzero(of_id == place)) if is_gone else 0
-                continue
-            of_table = rows.take(pa.array(np.flatnonzero(of_id == place)))
-            times = integers(of_table["write_time"])
-            self.written = staging.together(self.written, (int(times.min()), int(times.max())))
-            starts = self._task.windows.starts(times, self._task.kept[number].by_arrival)
-            self._too_old += int(np.count_nonzero(starts == TOO_OLD))
-            for start in np.unique(starts[starts != TOO_OLD]).tolist():
-                self._waiting[number, start].append(of_table.take(pa.array(np.flatnonzero(starts == start))))
-
-    def finish(self) -> dict[str, int]:
-        """Write everything, and count the rows."""
-        counts: Counter[str] = Counter(staged=0, late=0, repeated=0, of_dropped_tables=self._of_dropped)
-        counts.update(too_old=self._too_old)
-        batches: list[pa.RecordBatch] = []
-        described: list[tuple[StagedTable, str, Any, Integers]] = []
-        for (number, start), parts in sorted(self._waiting.items()):
-            table = self._task.kept[number]
-            rows = pa.Table.from_batches(parts).combine_chunks().to_batches()[0]
-            halves = digest_halves(rows["digest"])
-            order = np.argsort(integers(rows["token"]), kind="stable")
-            once = order[first_of_each(halves)[order]]
-            counts["repeated"] += len(order) - len(once)
-            counts["late" if start == CLOSED else "staged"] += len(once)
-            stored = table.version.to_store(rows.take(pa.array(once)))
-            node = pa.repeat(pa.scalar(self._work.node), len(once))
-            chosen = pa.RecordBatch.from_arrays([*stored.columns, node], schema=staging.STAGED_ROWS)
-            if start == CLOSED:
-                self.late.append(key := staging.late_key(table.version.table_id, f"{self._work.node}-{self._name}"))
-                self._store.put(key, staging.encode_rows(chosen))
-                continue
-            bucket = str(staging.Bucket(start, self._task.windows.newest.length))
-            batches.append(chosen)
-            described.append((table, bucket, halves[once], integers(chosen["token"])))
-        if batches:
-            key = staging.rows_key(self._work.node, self._work.commit, self._name)
-            data, places = staging.encode_blocks(batches, key)
-            self._store.put(key, data)
-            for place, (table, bucket, halves, tokens) in zip(places, described, strict=True):
-                ring = table.ring.ring.digest if table.ring else ""
-                sums = range_sums(table.ring, tokens, halves) if table.ring else ()
-                version = table.version
-                self.blocks.append(
-                    staging.Block(place, version.table_id, version.number, bucket, len(tokens), ring, sums)
-                )
-        return {"rows": self._rows, **counts, "not_cdc": self._rows - sum(counts.values())}
-
-
-def range_sums(
-    ring: RankedRing, tokens: Integers, halves: npt.NDArray[np.uint64]
-) -> tuple[tuple[int, int, int, int], ...]:
-    """Return, for each token range that has rows, its number, rows, and the sums of both halves of their digests."""
-    ranges = ring.numbers_of(tokens)
-    order = np.argsort(ranges, kind="stable")
-    numbers, starts, rows = np.unique(ranges[order], return_index=True, return_counts=True)
-    sums = np.add.reduceat(halves[order], starts, axis=0)
-    columns = (numbers.tolist(), rows.tolist(), sums[:, 0].tolist(), sums[:, 1].tolist())
-    return tuple(zip(*columns, strict=True))
 
 
 def _errors(

@@ -1,0 +1,267 @@
+"""The tables whose CDC logs are read: their schemas, their options, and the generations of their streams."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ringsync.changes.identity import TableVersion
+from ringsync.cluster.generations import (
+    Streams,
+    clock_offset_ms,
+    has_tablets,
+    read_generation,
+    read_times,
+    vnode_streams,
+)
+from ringsync.cluster.node import NO_ANSWER, ask_one, one_node, schema_version
+from ringsync.cluster.schema import tables_of
+from ringsync.cluster.scylla import CdcOptions, read_cdc_options
+from ringsync.cluster.whole_schema import Agreement
+from ringsync.config import Config
+from ringsync.ledger.table_versions import TableVersionError, version_of
+from ringsync.ring.ranks import RankedRing, ranked
+from ringsync.ring.ring import RingError
+from ringsync.schema.table import Schema, TableSchema
+from ringsync.scylla.generations import Generation, Interval, intervals
+from ringsync.scylla.log_schema import LOG_SUFFIX, LogTableError, log_table_of
+from ringsync.scylla.progress import Position, Rules
+from ringsync.sources.cdc_log import Requests, grouped
+from ringsync.steps.scylla.log_task import FollowedLog
+from ringsync.steps.scylla.positions import log_begins_ms
+from ringsync.steps.stage.staged_files import StagedTable
+from ringsync.steps.sync_plan import SyncPlan
+from ringsync.storage.port import ObjectStore
+
+CLOCKS_EVERY_S = 60.0
+"""Time between two looks at the nodes' clocks."""
+
+LEEWAY_MS = 5_000
+"""So far may a write time be ahead of its coordinator's clock (S: cdc/metadata.cc)."""
+
+
+LONGEST_ROUND_MS = 180_000
+"""A window is not made longer than this to ask less often: changes would be published too late."""
+
+
+class NotYetError(Exception):
+    """Nothing can be read now, for no table; the message says why."""
+
+
+@dataclass(frozen=True)
+class FollowedTable:
+    """A table whose log is read.
+
+    :ivar log: None: it cannot be read, see ``problem``
+    :ivar generations: all that are known, by their times, with their streams
+    :ivar requests: what is asked for, of each of them, by its time
+    :ivar ends_ms: it has lost its log at this moment: it is read up to it; None: it has one
+    :ivar problem: why its log cannot be read; empty: it can
+    """
+
+    table_id: str
+    name: str
+    log: FollowedLog | None
+    generations: tuple[Generation, ...] = ()
+    requests: Mapping[int, Requests] = field(default_factory=dict)
+    has_tablets: bool = False
+    ends_ms: int | None = None
+    problem: str = ""
+
+    @property
+    def intervals(self) -> list[Interval]:
+        """When the generations operate."""
+        return intervals([one.time_ms for one in self.generations])
+
+
+class FollowedLogs:
+    """Looks at the cluster, and remembers what has not changed."""
+
+    def __init__(self, config: Config, store: ObjectStore, session: Any) -> None:
+        self._config, self._store, self._session = config, store, session
+        self._agree = Agreement(session, time.monotonic)
+        self._version = ""
+        self._schema: Schema = Schema(())
+        self._options: Mapping[str, CdcOptions] = {}
+        self._versions: dict[str, TableVersion] = {}
+        self._rings: dict[str, RankedRing | None] = {}
+        self._generations: dict[tuple[Streams, int], Generation] = {}
+        self._streams: dict[str, Streams] = {}
+        self._looked: dict[Streams, tuple[Generation, ...]] = {}
+        self._grouped: dict[tuple[Streams, int, str], tuple[Generation, Requests]] = {}
+        self._requests: dict[str, int] = {}
+        self._left_ms: dict[str, int] = {}
+        self._clocks_s = 0.0
+        self._plan: SyncPlan | None = None
+        self._empty: set[int] = set()
+        self.clock_ahead_ms = 0.0
+        self.skew_ms = 0.0
+
+    def look(self, plan: SyncPlan, positions: Mapping[str, Position], now_ms: int) -> list[FollowedTable]:
+        """Return the tables to read: those of the plan, and those that have lost their log until it is read to its end.
+
+        :param positions: how far logs are read, by table id
+        :raises NotYetError: nodes disagree about the schema: a SELECT might leave out a column that is new
+        """
+        self._look_at_schema()
+        self._looked, self._requests, self._empty = {}, {}, set()
+        if plan is not self._plan:
+            self._plan, self._rings, self._streams = plan, {}, {}
+        if time.monotonic() - self._clocks_s >= CLOCKS_EVERY_S:
+            self._look_at_clocks()
+        tables = [self._table(table.table_id, table.schema, None) for table in plan.tables]
+        planned = {table.table_id for table in plan.tables}
+        for table_id in planned & self._left_ms.keys():
+            del self._left_ms[table_id]
+        for table_id in positions.keys() - planned:
+            if (left := self._left(table_id, positions[table_id], now_ms)) is not None:
+                tables.append(left)
+        return tables
+
+    def begin(self, table: FollowedTable, now_ms: int, kept_from_ms: int) -> Position:
+        """Return where the reading of a log begins: where its capture began, or ``scylla.lookback_s`` ago."""
+        noted = log_begins_ms(self._store, table.table_id)
+        start_ms = now_ms - 1000 * self._config.scylla.lookback_s if noted is None else noted
+        start_ms = max(start_ms, kept_from_ms)
+        known = [one.time_ms for one in table.generations if one.ranges]
+        return Position.begin(start_ms, known, self._config.scylla.window_ms, kept_from_ms)
+
+    def kept_from_ms(self, table: FollowedTable, now_ms: int) -> int:
+        """Return from which write time on a table's log has all rows: earlier ones it may have forgotten, or the
+        generation of their streams is not described any more."""
+        first_ms = table.intervals[0].start_ms
+        ttl_s = table.log.ttl_s if table.log else None
+        return first_ms if ttl_s is None else max(first_ms, now_ms - 1000 * ttl_s)
+
+    def rules(self, table: FollowedTable) -> Rules:
+        """Return how a table's log is read."""
+        config = self._config.scylla
+        ttl_s = table.log.ttl_s if table.log else None
+        far_ms = 0 if ttl_s is None else min(config.far_sweep_ms, 500 * ttl_s)
+        confidence_ms = config.confidence_ms + round(self.skew_ms)
+        # All tables together ask no more than so often; their windows become longer instead.
+        all_requests_ms = 1000 * sum(self._requests.values()) // config.queries_per_s
+        window_ms = max(config.window_ms, min(all_requests_ms, LONGEST_ROUND_MS))
+        sweeps = (config.near_sweep_ms, config.near_reach_ms, far_ms)
+        return Rules(confidence_ms, window_ms, *sweeps, far_of_all=table.has_tablets)
+
+    def status(self) -> dict[str, Any]:
+        """Return what is known of generations and clocks, for ``cdcservice status``."""
+        return {
+            "generations": len({time_ms for streams, time_ms in self._generations if streams.table is None}),
+            "empty_generations_ms": sorted(self._empty),
+            "clock_skew_ms": round(self.skew_ms),
+            "requests_of_a_round": sum(self._requests.values()),
+        }
+
+    def _look_at_schema(self) -> None:
+        if not self._agree():
+            raise NotYetError("nodes disagree about the schema, or do not answer: logs are read once they agree")
+        version = schema_version(one_node(self._session))
+        if version != self._version:
+            self._schema, self._options, self._version = ask_one(
+                self._session, lambda node: (tables_of(node), read_cdc_options(node), schema_version(node))
+            )
+
+    def _look_at_clocks(self) -> None:
+        """Compare the nodes' clocks: one that is behind writes longer to a generation, and to a window."""
+        offsets = []
+        for host in self._session.cluster.metadata.all_hosts():
+            if host.is_up is not False:
+                try:
+                    offsets.append(clock_offset_ms(self._session, host))
+                except NO_ANSWER:
+                    continue  # nobody writes to it, either, or the next look tells
+        if offsets:
+            self.clock_ahead_ms, self.skew_ms = sum(offsets) / len(offsets), max(map(abs, offsets))
+        self._clocks_s = time.monotonic()
+
+    def _table(self, table_id: str, base: TableSchema, ends_ms: int | None) -> FollowedTable:
+        name = base.full_name
+        try:
+            now = next((one for one in self._schema.tables if one.table_id == table_id), base)
+            version = self._versions[table_id] = version_of(self._store, now, self._versions.get(table_id))
+            log = next(
+                (
+                    one
+                    for one in self._schema.tables
+                    if (one.keyspace, one.name) == (now.keyspace, now.name + LOG_SUFFIX)
+                ),
+                None,
+            )
+            if log is None:
+                return FollowedTable(table_id, name, None, problem=f"there is no log table {now.name}{LOG_SUFFIX}")
+            options = self._options.get(table_id)
+            if options is not None and options.delta != "full":
+                return FollowedTable(table_id, name, None, problem=_KEYS_ONLY)
+            ring = self._ring_of(now.keyspace)
+            by_arrival = self._config.sync.bucket_by_of(name) == "arrival"
+            ttl_s = (options.ttl_s if options is not None else 0) or None
+            staged = StagedTable(version, by_arrival, ring)
+            followed = FollowedLog(staged, log_table_of(version.table, log), ttl_s)
+            streams = self._streams_of(now)
+            generations = self._generations_of(streams)
+        except (TableVersionError, LogTableError) as error:
+            return FollowedTable(table_id, name, None, problem=str(error))
+        except NO_ANSWER as error:
+            return FollowedTable(table_id, name, None, problem=f"{type(error).__name__}: {error}")
+        if not generations:
+            return FollowedTable(table_id, name, None, problem="no generation of CDC streams is published")
+        is_own = streams.table is not None
+        requests = {one.time_ms: self._requests_of(streams, one, None if is_own else ring) for one in generations}
+        self._requests[table_id] = len(requests[generations[-1].time_ms])
+        return FollowedTable(table_id, name, followed, generations, requests, is_own, ends_ms)
+
+    def _left(self, table_id: str, position: Position, now_ms: int) -> FollowedTable | None:
+        """Return a table that has left the plan, until its log is read to the end; None: it is, or is gone."""
+        ends_ms = position.ends_ms or self._left_ms.setdefault(table_id, now_ms + LEEWAY_MS)
+        there = next((one for one in self._schema.tables if one.table_id == table_id), None)
+        is_done = position.until_ms >= ends_ms and not position.waiting and not position.again
+        return None if is_done or there is None else self._table(table_id, there, ends_ms)
+
+    def _streams_of(self, table: TableSchema) -> Streams:
+        if table.keyspace not in self._streams:
+            per_table = has_tablets(self._session, table.keyspace)
+            self._streams[table.keyspace] = Streams((table.keyspace, "")) if per_table else vnode_streams(self._session)
+        found = self._streams[table.keyspace]
+        return found if found.table is None else Streams((table.keyspace, table.name))
+
+    def _generations_of(self, streams: Streams) -> tuple[Generation, ...]:
+        """Read the generations that are new, once in a look. One without streams is read again: they may come later."""
+        if streams in self._looked:
+            return self._looked[streams]
+        times = read_times(self._session, streams)
+        for time_ms in times:
+            known = self._generations.get((streams, time_ms))
+            if known is None or not known.ranges:
+                self._generations[streams, time_ms] = read_generation(self._session, streams, time_ms)
+        self._generations = {key: one for key, one in self._generations.items() if key[0] != streams or key[1] in times}
+        found = self._looked[streams] = tuple(self._generations[streams, time_ms] for time_ms in times)
+        if found and not found[-1].ranges:
+            self._empty.add(found[-1].time_ms)
+        return found
+
+    def _requests_of(self, streams: Streams, generation: Generation, ring: RankedRing | None) -> Requests:
+        key = (streams, generation.time_ms, ring.ring.digest if ring else "")
+        known = self._grouped.get(key)
+        if known is None or known[0] is not generation:
+            known = self._grouped[key] = generation, grouped(generation, ring)
+        return known[1]
+
+    def _ring_of(self, keyspace: str) -> RankedRing | None:
+        assert self._plan is not None
+        if keyspace not in self._rings:
+            try:
+                ring = self._plan.ring(keyspace) if keyspace in self._plan.replications else None
+                self._rings[keyspace] = ranked(ring) if ring else None
+            except RingError:
+                self._rings[keyspace] = None
+        return self._rings[keyspace]
+
+
+_KEYS_ONLY = (
+    "its log has keys only (cdc = {'delta': 'keys'}): the values are missing. ALTER the table WITH cdc = {'enabled': "
+    "true, 'delta': 'full'}"
+)

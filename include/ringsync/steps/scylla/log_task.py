@@ -1,0 +1,321 @@
+"""The Spark task of ``scylla_log_stage``: it reads streams of CDC logs, and puts their change rows into buckets."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ringsync.cluster.control import ControlAddress, ControlClient
+from ringsync.cluster.limits import Permits
+from ringsync.compiled.arrow import Mask, array_of, integers
+from ringsync.config import Config
+from ringsync.cql.murmur3 import murmur3_128
+from ringsync.formats.commitlog.reader import ERROR_ROWS
+from ringsync.formats.result_page import Page
+from ringsync.ledger import staging
+from ringsync.scylla.log_rows import MOST_BYTES as DECODED_BYTES
+from ringsync.scylla.log_rows import UNKNOWN_ARRIVAL, LogGroups, LogRows, decode_log
+from ringsync.scylla.log_schema import LogTable
+from ringsync.scylla.progress import NO_SUMS, SLOT_MS, Kind, Piece, Rules, SlotSums, Sums, Waiting, added, late_ms
+from ringsync.sources.cdc_log import LogRead, LogReader
+from ringsync.steps.application import plain
+from ringsync.steps.stage.staged_files import Destination, StagedFiles, StagedTable, Windows
+from ringsync.wiring import cluster_settings, store_of
+
+READS_AT_ONCE = 8
+"""Requests of one task that are on their way at once: most streams have nothing new, and the answer is short."""
+
+MOST_ROWS, MOST_BYTES = 1_000_000, 2**27
+"""Log rows of a table that one task reads, and bytes that one request has: with more, the window is made shorter, and
+nothing is lost. One of a single ms cannot be, and may have as much as can be decoded."""
+
+
+@dataclass(frozen=True)
+class FollowedLog:
+    """A table whose log is read.
+
+    :ivar staged: how its rows are staged
+    :ivar log: its log table
+    :ivar ttl_s: time after which the log forgets its rows; None: never
+    """
+
+    staged: StagedTable
+    log: LogTable
+    ttl_s: int | None
+
+    @property
+    def table_id(self) -> str:
+        return self.staged.version.table_id
+
+
+@dataclass(frozen=True)
+class LogWork:
+    """Streams to read.
+
+    :ivar table: place of the table among the task's
+    :ivar streams: ids of streams that one request asks for
+    :ivar endpoints: ``address:port`` of the replicas to ask first
+    :ivar only: of a group that waited: its ``cdc$time``; all other rows were staged before
+    :ivar patient: whether a group that is not complete waits; False: it has waited long enough
+    """
+
+    table: int
+    piece: Piece
+    streams: tuple[bytes, ...]
+    endpoints: tuple[str, ...] = ()
+    only: bytes | None = None
+    patient: bool = True
+
+
+Summed = Mapping[str, Sums]
+"""Sums of rows by the kind of what was read (:class:`ringsync.scylla.progress.Piece`)."""
+
+
+@dataclass
+class TableResult:
+    """What a task has found in the log of a table.
+
+    :ivar counts: log rows by outcome
+    :ivar waiting: groups that are not complete
+    :ivar sums: sums of what was found, by kind and slot
+    :ivar failures: why some work failed, by kind: nothing of this kind counts then
+    :ivar too_many: kinds of which there were too many rows, or bytes of them, for one task
+    """
+
+    counts: Counter[str] = field(default_factory=Counter)
+    waiting: list[Waiting] = field(default_factory=list)
+    sums: dict[str, dict[int, SlotSums]] = field(default_factory=lambda: defaultdict(dict))
+    failures: dict[Kind, str] = field(default_factory=dict)
+    too_many: set[Kind] = field(default_factory=set)
+
+    @property
+    def failure(self) -> str:
+        """Why the table's window was not read, or else a sweep; empty: nothing has failed."""
+        return self.failures.get("window", "") or next(iter(self.failures.values()), "")
+
+    @property
+    def missed(self) -> set[Kind]:
+        """Kinds of works that were not all done."""
+        return self.too_many | self.failures.keys()
+
+    def came(self, piece: Piece, read: LogRead) -> None:
+        """Count what has come. The rows of a near sweep are not kept."""
+        rows, kind = f"{piece.kind}_rows", piece.kind
+        self.counts[rows] += sum(map(_row_count, read.pages))
+        has_many = kind != "near" and self.counts[rows] > MOST_ROWS and not _is_shortest(piece)
+        if read.is_too_large or has_many:
+            self.too_many.add(kind)
+
+
+@dataclass(frozen=True)
+class LogResult:
+    """What a task has staged: files that count once they are committed.
+
+    :ivar tables: by table id
+    :ivar counts: change rows by outcome, of all tables
+    :ivar errors: batch of ``ERROR_ROWS``, as Arrow IPC
+    """
+
+    tables: Mapping[str, TableResult]
+    counts: Mapping[str, int]
+    blocks: tuple[staging.Block, ...]
+    late: tuple[str, ...]
+    errors: bytes
+    error_count: int
+    read_at_ms: int
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Keys of all files that were written."""
+        return (*dict.fromkeys(block.place.key for block in self.blocks), *self.late)
+
+
+@dataclass(frozen=True)
+class LogTask:
+    """Reads and stages the work that Spark gives to one task.
+
+    :ivar commit: number of the commit that is to list the result
+    :ivar clock_ahead_ms: how far the cluster's clock is ahead of ours
+    """
+
+    config: Config
+    tables: tuple[FollowedLog, ...]
+    windows: Windows
+    control: ControlAddress
+    commit: int
+    rules: Rules
+    clock_ahead_ms: float = 0.0
+
+    def __call__(self, works: Iterable[LogWork]) -> Iterator[LogResult]:
+        with ControlClient(self.control) as permits:
+            yield stage_logs(self, list(works), permits)
+
+
+def stage_logs(task: LogTask, works: Sequence[LogWork], permits: Permits) -> LogResult:
+    """Read streams and write their rows. A table that fails is told, not raised."""
+    store, read_at_ms = store_of(task.config), int(time.time() * 1000)
+    to = Destination(staging.CDC_LOGS, task.commit, secrets.token_hex(8), is_agreed=True)
+    files = StagedFiles([table.staged for table in task.tables], task.windows, store, to)
+    results: dict[str, TableResult] = defaultdict(TableResult)
+    errors: list[pa.RecordBatch] = []
+    settings = cluster_settings(task.config)
+    reader = LogReader.open(settings, permits)
+
+    def is_vain(work: LogWork) -> bool:
+        return work.piece.kind in results[task.tables[work.table].table_id].missed
+
+    for work, read in _reads(task, reader, works, is_vain):
+        table = task.tables[work.table]
+        result = results[table.table_id]
+        if isinstance(read, Exception):
+            result.failures[work.piece.kind] = plain(read)
+            continue
+        result.came(work.piece, read)
+        if is_vain(work):
+            continue
+        try:
+            found = _decoded(task, work, read)
+            _take(task, work, found, files, result)
+            if work.piece.kind != "near":
+                errors.append(_named(found.errors, table))
+        except Exception as error:  # a table's failure is its own
+            result.failures[work.piece.kind] = plain(error)
+    undecoded = pa.concat_batches([_NO_ERRORS, *errors])
+    counts = files.finish()
+    encoded = staging.encode_rows(undecoded)
+    return LogResult(
+        dict(results), counts, tuple(files.blocks), tuple(files.late), encoded, undecoded.num_rows, read_at_ms
+    )
+
+
+def _reads(
+    task: LogTask, reader: LogReader, works: Sequence[LogWork], is_vain: Callable[[LogWork], bool]
+) -> Iterator[tuple[LogWork, LogRead | Exception]]:
+    """Read some requests ahead, in the order of the works, but for those that turn out vain meanwhile. More would hold
+    all of their pages in memory."""
+    running: deque[tuple[LogWork, Future[LogRead | Exception]]] = deque()
+    with ThreadPoolExecutor(READS_AT_ONCE) as pool:
+        for work in works:
+            if is_vain(work):
+                continue
+            running.append((work, pool.submit(_read, task, reader, work)))
+            if len(running) == READS_AT_ONCE:
+                first, read = running.popleft()
+                yield first, read.result()
+        while running:
+            first, read = running.popleft()
+            yield first, read.result()
+
+
+_KEY_BYTES = 52
+"""Row count, ``cdc$stream_id``, ``cdc$time`` and ``cdc$batch_seq_no`` of a result page with one log row."""
+
+
+def _named(errors: pa.RecordBatch, table: FollowedLog) -> pa.RecordBatch:
+    """Name the table of log rows that cannot be used, and give each a position of its own: those of one write have the
+    same time. It is the same whenever the row is read; what is left of its TTL is not."""
+    fields, count = errors.schema, errors.num_rows
+    hashes, _ = murmur3_128(pc.binary_slice(errors["raw"], 0, _KEY_BYTES))
+    ids = pa.array([bytes.fromhex(table.table_id)] * count, fields.field("table_id").type)
+    for name, column in (("table_id", ids), ("position", array_of(hashes & (2**63 - 1)))):
+        errors = errors.set_column(fields.get_field_index(name), fields.field(name), column)
+    return errors
+
+
+def _read(task: LogTask, reader: LogReader, work: LogWork) -> LogRead | Exception:
+    piece, log = work.piece, task.tables[work.table].log
+    most_bytes = DECODED_BYTES if _is_shortest(piece) else MOST_BYTES
+    try:
+        return reader.read(
+            log, work.streams, piece.start_ms, piece.end_ms, most_bytes=most_bytes, endpoints=work.endpoints
+        )
+    except Exception as error:  # it is raised where the table is known
+        return error
+
+
+def _is_shortest(piece: Piece) -> bool:
+    return piece.end_ms - piece.start_ms <= 1
+
+
+def _decoded(task: LogTask, work: LogWork, read: LogRead) -> LogRows:
+    table = task.tables[work.table]
+    at_s = int(read.at_s + task.clock_ahead_ms / 1000)
+    return decode_log(read.pages, table.log, read_at_s=at_s, log_ttl_s=table.ttl_s, take_incomplete=not work.patient)
+
+
+def _take(task: LogTask, work: LogWork, found: LogRows, files: StagedFiles, result: TableResult) -> None:
+    """Give the rows that are wanted to the files, and count all."""
+    groups, kind, wanted = found.groups, work.piece.kind, np.ones(found.rows.num_rows, np.bool_)
+    if work.only is not None:
+        wanted = (groups.time == np.frombuffer(work.only, np.uint8)).all(axis=1)[found.group]
+    elif kind in ("window", "near"):
+        # Whatever else is there when it is read once more is new, be it the rest of a group.
+        add_sums(result.sums[kind], groups)
+    if kind == "far":
+        wanted = _came_late(task, work.piece, found)
+    elif kind == "near":
+        wanted[:] = False
+    now_ms = int(time.time() * 1000)
+    for place in np.flatnonzero(~groups.complete).tolist() if work.patient and kind in ("window", "again") else ():
+        stream, moment = groups.stream[place].tobytes().hex(), groups.time[place].tobytes().hex()
+        result.waiting.append(Waiting(work.piece.generation_ms, stream, moment, now_ms))
+    files.add(_chosen(found.rows, wanted))
+    result.counts.update({f"log_{name}": number for name, number in vars(found.counts).items()})
+    result.counts.update(
+        change_rows=found.rows.num_rows,
+        taken=int(np.count_nonzero(wanted)),
+        read_before=int(np.count_nonzero(~wanted)),
+    )
+
+
+def _came_late(task: LogTask, piece: Piece, found: LogRows) -> Mask:
+    """Tell which rows of a far sweep came so late that the near ones have missed them."""
+    times_ms = integers(found.rows["position"]) // 1000
+    is_compared = times_ms >= piece.compared_from_ms
+    from_ms = np.maximum(piece.arrived_from_ms, times_ms + np.where(is_compared, late_ms(task.rules), 0))
+    return np.asarray((found.arrival_s != UNKNOWN_ARRIVAL) & (found.arrival_s * 1000 + 999 >= from_ms))
+
+
+def add_sums(sums: dict[int, SlotSums], groups: LogGroups) -> None:
+    """Add log rows to the sums of their slots. The ids of their groups are summed up: change rows have other digests
+    once a column is dropped."""
+    if not len(groups):
+        return
+    slots = groups.write_time // 1000 // SLOT_MS * SLOT_MS
+    ids = np.concatenate([groups.stream, groups.time], axis=1).view(np.uint64)
+    rows = groups.rows.astype(np.uint64)
+    halves = (ids[:, None, :] * _FACTORS).sum(axis=2, dtype=np.uint64) * rows[:, None]
+    order = np.argsort(slots, kind="stable")
+    found, starts = np.unique(slots[order], return_index=True)
+    counts, totals = np.add.reduceat(rows[order], starts), np.add.reduceat(halves[order], starts, axis=0)
+    for slot, count, (first, second) in zip(found.tolist(), counts.tolist(), totals.tolist(), strict=True):
+        sums[slot] = added(sums.get(slot, NO_SUMS), (count, first, second))
+
+
+_FACTORS = np.array(
+    [
+        [0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0xD6E8FEB86659FD93],
+        [0xA0761D6478BD642F, 0xE7037ED1A0B428DB, 0x8EBC6AF09C88C6E3, 0x589965CC75374CC3],
+    ],
+    np.uint64,
+)
+"""Odd numbers: a log row more or less changes both sums."""
+
+
+def _chosen(rows: pa.RecordBatch, mask: Mask) -> pa.RecordBatch:
+    return rows if mask.all() else rows.filter(pa.array(mask))
+
+
+def _row_count(page: Page) -> int:
+    return int.from_bytes(page[:4], "big")
+
+
+_NO_ERRORS = pa.RecordBatch.from_arrays([pa.nulls(0, one.type) for one in ERROR_ROWS], schema=ERROR_ROWS)

@@ -1,0 +1,355 @@
+"""The loop that stages what Scylla's CDC logs have: the counterpart of ``commitlog_stage``.
+
+In each cycle Spark tasks read a window of each table's log and put the rows into buckets. Then one commit makes the
+files and the new positions of all tables durable at once. A log is read at a consistency level, so there is nothing for
+replicas to agree on: what is read is settled at once. Nothing in the cluster is changed or removed: the logs forget
+their rows by their own TTL.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+
+from ringsync.cluster.control import ControlServer
+from ringsync.cluster.scylla import is_scylla
+from ringsync.config import Config
+from ringsync.ledger.database import note_database
+from ringsync.ledger.gaps import Gap, note_gap
+from ringsync.ledger.layout import check_layout
+from ringsync.ledger.staging import CDC_LOGS, StageCommit, closed_until, decode_rows, put_commit
+from ringsync.scylla.progress import NO_SUMS, Position, added
+from ringsync.state.processor_error import ErrorTable
+from ringsync.steps import loop
+from ringsync.steps.application import Application, ExitCode, Report, StepError, driver_host, spark_is_gone
+from ringsync.steps.own_keyspace import create_state
+from ringsync.steps.scylla.followed_logs import FollowedLogs, FollowedTable, NotYetError
+from ringsync.steps.scylla.log_task import LogResult, LogTask, LogWork, TableResult
+from ringsync.steps.scylla.log_work import Planned, plan_work
+from ringsync.steps.scylla.positions import read_positions
+from ringsync.steps.stage.staged_files import Windows
+from ringsync.steps.sync_plan import SyncPlan, interval_at, plan_of
+from ringsync.storage.port import ObjectStore
+from ringsync.wiring import cluster_limits, cluster_settings
+
+STATUS = "log"
+"""Name of the loop's status."""
+
+LONGEST_REST_MS = 5_000
+
+LONGEST_WAIT_MS = 60_000
+"""Longest time after which a table that fails is tried again."""
+
+_TOO_MANY = "a window has more rows than a task can take: it is read in parts"
+
+FAILED_LONG_MS = 300_000
+"""Time after which a table that fails no longer holds up the closing of buckets: its rows will be late ones."""
+
+
+@loop.starts_again()
+def run(application: Application) -> tuple[Report, ExitCode]:
+    """Stage until the time is over.
+
+    :returns: exit code 1 when a table could not be read at the end, or the last cycle failed
+    :raises LayoutError: the state is of a version of ringsync that this one does not know
+    :raises AwayError: cluster or object store are away
+    :raises ClusterError: the cluster refuses us
+    :raises StepError: the cluster is no Scylla
+    """
+    from ringsync.replica.session import spark_session
+
+    config, store = application.config, application.store
+    check_layout(store)
+    spark = spark_session(f"scylla_log_stage {application.run}")
+    loop.start_workers(spark.sparkContext, "ringsync.steps.scylla.log_task")
+    session = loop.connect_patiently(cluster_settings(config), application.options.until)
+    if not is_scylla(session):
+        raise StepError(
+            "this cluster is no ScyllaDB: its commit logs are read by the DAG commitlog_sync; cdcservice start"
+        )
+    note_database(store, of_scylla=True)
+    create_state(session, config)
+    errors = ErrorTable(session, config.state.keyspace, store, config.sync.max_errors_per_hour)
+    patience = loop.Patience(lambda: spark_is_gone(spark.sparkContext))
+    run_s = loop.seconds_left(config.sync.run_s, application.options.until, time.time())
+    with ControlServer(host=driver_host(spark.sparkContext)) as control:
+        control.watch_limits(store, application.run, cluster_limits(config))
+        stager = LogStager(config, store, session, spark.sparkContext, control, errors)
+        error = None
+        for _ in loop.cycles(store, run_s, config.sync.poll_interval_ms / 1000):
+            error = patience.tried(stager.cycle)
+            loop.put_status(store, "scylla_log_stage", STATUS, {**stager.status(), "error": error})
+    report = {**stager.report(), **({"error": error} if error else {})}
+    return report, ExitCode.COMPLETED_WITH_ERRORS if error or stager.is_failing else ExitCode.OK
+
+
+def _now_ms() -> int:
+    return int(time.time() * 1000)
+
+
+@dataclass
+class TableTrouble:
+    """Why a table is not read, since when, and when it is tried again, ms since the epoch."""
+
+    reason: str
+    since_ms: int
+    tries: int = 1
+    again_ms: int = 0
+
+
+class LogStager:
+    """The logs of all followed tables, each on its own: one that fails holds up no other."""
+
+    def __init__(
+        self,
+        config: Config,
+        store: ObjectStore,
+        session: Any,
+        context: Any,
+        control: ControlServer,
+        errors: ErrorTable,
+    ) -> None:
+        self._config, self._store, self._session = config, store, session
+        self._context, self._control, self._errors = context, control, errors
+        self._followed = FollowedLogs(config, store, session)
+        self._plan: SyncPlan | None = None
+        self._number, self._positions = read_positions(store)
+        self._trouble: dict[str, TableTrouble] = {}
+        self._names: dict[str, str] = {}
+        self._looked = False
+        self._counts: Counter[str] = Counter()
+        self._surplus = 0
+        self._gaps: dict[str, tuple[int, int]] = {}
+        self._rests_until_ms = 0
+
+    def cycle(self) -> None:
+        """Stage what is new."""
+        newest = interval_at(_now_ms(), self._config.commitlog_processor_window_interval_ms)
+        if self._plan is None or self._plan.interval != newest:
+            self._plan = plan_of(self._store, self._config, self._session, newest, self._plan)
+        elif _now_ms() < self._rests_until_ms:
+            return
+        try:
+            tables = self._followed.look(self._plan, self._positions, _now_ms())
+        except NotYetError as error:
+            print(f"ringsync: warning: {error}", flush=True)
+            return
+        self._names, self._looked = {table.table_id: table.name for table in tables}, True
+        self._note_failures({table.table_id: table.problem for table in tables if table.problem})
+        now_ms = _now_ms()
+        tables = [table for table in tables if not table.problem and self._is_due(table.table_id, now_ms)]
+        planned = [
+            plan_work(table, self._position_of(table, now_ms), place, now_ms, self._followed.rules(table))
+            for place, table in enumerate(tables)
+        ]
+        due = [one for one in planned if one.is_due]
+        if due:
+            results = self._run(tables, [work for one in due for work in one.works], newest)
+            self._commit(due, results, now_ms)
+        self._rests_until_ms = self._rest(planned, now_ms)
+
+    def _is_due(self, table_id: str, now_ms: int) -> bool:
+        """Tell whether a table is to be tried: one that fails makes all others wait for its requests."""
+        trouble = self._trouble.get(table_id)
+        return trouble is None or trouble.again_ms <= now_ms
+
+    def _rest(self, planned: Sequence[Planned], now_ms: int) -> int:
+        """Return when the next window can be read, ms since the epoch: until then nothing is asked."""
+        at_ms = now_ms + LONGEST_REST_MS
+        for one in planned:
+            position = self._positions.get(one.table.table_id, one.position)
+            sweeping = position.near.next_ms is not None or position.far.next_ms is not None or bool(position.again)
+            next_ms = position.until_ms + one.rules.confidence_ms + one.rules.window_ms
+            at_ms = min(at_ms, now_ms if sweeping else next_ms)
+        return at_ms
+
+    def _position_of(self, table: FollowedTable, now_ms: int) -> Position:
+        """Return how far a table's log is read; a new one begins where its capture began, or a while ago. What the log
+        has forgotten meanwhile is a gap, and is told."""
+        kept_from_ms = self._followed.kept_from_ms(table, now_ms)
+        position = self._positions.get(table.table_id)
+        self._gaps.pop(table.table_id, None)
+        if position is None:
+            position = self._followed.begin(table, now_ms, kept_from_ms)
+        elif position.until_ms < kept_from_ms:
+            self._gaps[table.table_id] = position.until_ms, kept_from_ms
+            position = position.forgotten_until(kept_from_ms)
+        return replace(position, ends_ms=table.ends_ms)
+
+    def _note_gap(self, table: FollowedTable, from_ms: int, until_ms: int) -> None:
+        gap = Gap(
+            *(CDC_LOGS, "", f"{table.name}-{from_ms}-{until_ms}", from_ms, until_ms),
+            *({table.table_id: table.name}, ()),
+            is_whole=True,
+        )
+        note_gap(self._store, gap)
+        print(f"ringsync: warning: {table.name}: {gap.loss}", flush=True)
+
+    def _run(self, tables: Sequence[FollowedTable], works: Sequence[LogWork], newest: Any) -> list[LogResult]:
+        if not works:
+            return []
+        task = LogTask(
+            self._config,
+            tuple(table.log for table in tables if table.log is not None),
+            Windows(newest, closed_until(self._store)),
+            self._control.address,
+            self._number + 1,
+            self._followed.rules(tables[0]),
+            self._followed.clock_ahead_ms,
+        )
+        # Neighbours are dealt out: the streams of one table are spread over the tasks.
+        count = min(len(works), self._context.defaultParallelism)
+        dealt = [work for first in range(count) for work in works[first::count]]
+        return list(self._context.parallelize(dealt, count).mapPartitions(task).collect())
+
+    def _commit(self, planned: Sequence[Planned], results: Sequence[LogResult], now_ms: int) -> None:
+        """Make durable what was read of the tables that have not failed.
+
+        :raises StepError: the counts do not reconcile
+        """
+        found = {one.table.table_id: _of_table(results, one.table.table_id) for one in planned}
+        failed = {table_id for table_id, result in found.items() if "window" in result.missed}
+        missed = {table_id: result for table_id, result in found.items() if result.missed}
+        self._note_failures({table_id: result.failure or _TOO_MANY for table_id, result in missed.items()})
+        positions = dict(self._positions)
+        for one in planned:
+            table_id = one.table.table_id
+            result = found[table_id]
+            if table_id not in failed:
+                known = [self._gaps[table_id]] if table_id in self._gaps else []
+                for gap in (*known, *one.undescribed()):
+                    self._note_gap(one.table, *gap)
+            if table_id not in failed or result.too_many:
+                positions[table_id] = one.taken(
+                    result.counts, result.waiting, result.sums, result.missed, result.too_many
+                )
+            if table_id not in missed:
+                self._trouble.pop(table_id, None)
+        for of_task in results:
+            _check(of_task)
+        for table_id in found.keys() - failed:
+            _check_table(self._names[table_id], found[table_id])
+        blocks = tuple(block for result in results for block in result.blocks if block.table_id not in failed)
+        late = tuple(key for result in results for key in result.late if key.split("/")[2] not in failed)
+        commit = StageCommit(
+            node=CDC_LOGS,
+            number=self._number + 1,
+            read_at_ms=now_ms,
+            parts=(),
+            ends={},
+            finished={},
+            counts=dict(sum((found[one].counts for one in found.keys() - failed), Counter())),
+            blocks=blocks,
+            late=late,
+            positions={table_id: position.to_document() for table_id, position in positions.items()},
+        )
+        self._put_errors(results, failed)
+        counting = put_commit(self._store, commit)
+        is_ours = (counting.files, counting.late, counting.positions) == (commit.files, late, commit.positions)
+        kept = {*commit.files, *late} if is_ours else set()
+        for key in {key for result in results for key in result.files} - kept:
+            self._store.delete(key)
+        self._number = counting.number
+        self._positions = {table_id: Position.of(one) for table_id, one in counting.positions.items()}
+        self._counts.update(counting.counts)
+
+    def _put_errors(self, results: Sequence[LogResult], failed: Collection[str]) -> None:
+        found = [decode_rows(result.errors) for result in results if result.error_count]
+        if not found:
+            return
+        errors = pa.concat_batches(found)
+        ids = [bytes.fromhex(table_id) for table_id in failed]
+        kept = [row not in ids for row in errors["table_id"].to_pylist()]
+        self._surplus += self._errors.put(errors.filter(pa.array(kept, pa.bool_())), CDC_LOGS)
+
+    def _note_failures(self, reasons: dict[str, str]) -> None:
+        now_ms = _now_ms()
+        for table_id, reason in reasons.items():
+            known = self._trouble.get(table_id)
+            if known is None or known.reason != reason:
+                print(f"ringsync: warning: {self._names[table_id]}: its log is not read: {reason}", flush=True)
+            tries = known.tries + 1 if known else 1
+            wait_ms = 0 if reason == _TOO_MANY else min(LONGEST_WAIT_MS, 1000 << min(tries, 10))
+            since_ms = known.since_ms if known else now_ms
+            self._trouble[table_id] = TableTrouble(reason, since_ms, tries, now_ms + wait_ms)
+
+    @property
+    def is_failing(self) -> bool:
+        """Whether a table could not be read when that was last tried."""
+        return bool(self._trouble)
+
+    def status(self) -> dict[str, Any]:
+        """Return how far each table's log is read, for ``cdcservice status``."""
+        now_ms, logs = _now_ms(), {}
+        # Before the first look, a backlog must not be taken for nothing.
+        clear_at_ms = now_ms if self._looked else min((one.until_ms for one in self._positions.values()), default=0)
+        for table_id, name in self._names.items():
+            position, trouble = self._positions.get(table_id), self._trouble.get(table_id)
+            until_ms = position.until_ms if position else 0
+            is_long = trouble is not None and now_ms - trouble.since_ms >= FAILED_LONG_MS
+            if not is_long:
+                clear_at_ms = min(clear_at_ms, until_ms)
+            logs[name] = {
+                "until_ms": until_ms,
+                "behind_ms": now_ms - until_ms if position else None,
+                "waiting": len(position.waiting) if position else 0,
+                "waiting_from_ms": position.waiting_from_ms if position else None,
+                "error": trouble.reason if trouble else None,
+            }
+        counts = {
+            "rows": self._counts["log_read"],
+            "errors": self._counts["log_errors"],
+            "errors_surplus": self._surplus,
+        }
+        return {"logs": logs, "clear_at_ms": clear_at_ms, **self._followed.status(), **counts}
+
+    def report(self) -> Report:
+        """Return what was staged by this run."""
+        return {**self.status(), "counts": dict(self._counts)}
+
+
+def _of_table(results: Sequence[LogResult], table_id: str) -> TableResult:
+    """Join what all tasks have found of a table."""
+    joined = TableResult()
+    for result in results:
+        if (one := result.tables.get(table_id)) is not None:
+            joined.counts.update(one.counts)
+            joined.waiting += one.waiting
+            for kind, sums in one.sums.items():
+                for slot, more in sums.items():
+                    joined.sums[kind][slot] = added(joined.sums[kind].get(slot, NO_SUMS), more)
+            joined.failures = {**one.failures, **joined.failures}
+            joined.too_many |= one.too_many
+    return joined
+
+
+def _check(result: LogResult) -> None:
+    """Check that every change row has one outcome.
+
+    :raises StepError: the counts do not reconcile
+    """
+    counts = result.counts
+    outcomes = sum(counts[name] for name in ("staged", "late", "repeated", "too_old"))
+    taken = sum(one.counts["taken"] for one in result.tables.values())
+    if not counts["rows"] == outcomes == taken:
+        raise StepError(
+            f"the counts do not reconcile: {taken} change rows of CDC logs were taken, {counts['rows']} were to be "
+            f"staged, {outcomes} are accounted for; nothing was committed"
+        )
+
+
+def _check_table(name: str, result: TableResult) -> None:
+    """Check that every log row, and every change row made of them, has one outcome.
+
+    :raises StepError: the counts do not reconcile
+    """
+    counts = result.counts
+    of_log = sum(counts[f"log_{outcome}"] for outcome in ("changed", "images", "empty", "held", "errors"))
+    if counts["log_read"] != of_log or counts["change_rows"] != counts["taken"] + counts["read_before"]:
+        raise StepError(f"{name}: the counts do not reconcile: {json.dumps(dict(counts))}; nothing was committed")
