@@ -9,7 +9,7 @@ from pathlib import Path
 __version__ = "0.1.0"
 
 
-_ROOMS_WITH_KERNELS = ("avro", "changes", "compiled", "cql", "formats", "images")
+_ROOMS_WITH_KERNELS = ("avro", "changes", "compiled", "cql", "formats", "images", "scylla")
 
 
 def _kernel_cache() -> str:

@@ -52,6 +52,22 @@ STAGE = (
 )
 """Metrics of each node, from ``commitlog_stage``."""
 
+LOG = (
+    Family("behind_ms", "ringsync_log_behind_seconds", "gauge", "Age of the newest write that has been read", 1e-3),
+    Family("error", "ringsync_log_failing", "gauge", "Whether the table's CDC log cannot be read"),
+    Family("waiting", "ringsync_log_waiting", "gauge", "Groups of log rows that are not complete yet"),
+)
+"""Metrics of each table's CDC log, from ``scylla_log_stage``."""
+
+LOGS = (
+    Family("clear_at_ms", "ringsync_logs_read_timestamp_seconds", "gauge", "All logs are read up to this moment", 1e-3),
+    Family("clock_skew_ms", "ringsync_logs_clock_skew_seconds", "gauge", "Greatest error of a node's clock", 1e-3),
+    Family("generations", "ringsync_logs_generations", "gauge", "Generations of CDC streams that are known"),
+    Family("rows", "ringsync_logs_rows_total", "counter", "Rows of CDC logs read by this run"),
+    Family("errors", "ringsync_logs_errors_total", "counter", "Rows of CDC logs that could not be decoded"),
+)
+"""Metrics of all CDC logs together, from ``scylla_log_stage``."""
+
 CLOSE = (
     Family("open_buckets", "ringsync_table_open_buckets", "gauge", "Buckets that are not wholly published"),
     Family("last_pass", "ringsync_table_pass", "gauge", "Number of the last pass that was published"),
@@ -82,6 +98,7 @@ LATE = (
 )
 """Metrics of the queue, from ``out_of_sequence``."""
 
+_OF_ALL = {"out_of_sequence": LATE, "scylla_log_stage": LOGS}
 
 ALARM = Family("", "ringsync_alarm", "gauge", "A problem that lasts: docs/runbook.md says what to do")
 """1 for each alarm that is raised, from the DAG ``alarms``."""
@@ -97,8 +114,10 @@ def samples(statuses: Mapping[str, Mapping[str, Any]]) -> Iterator[Sample]:
             yield from _numbers(ARCHIVE if application == "commitlog_archive" else STAGE, inner, labels)
         for table, inner in status.get("tables", {}).items():
             yield from _numbers(CLOSE, inner, {"table": table})
-        if application == "out_of_sequence":
-            yield from _numbers(LATE, status, {})
+        for table, inner in status.get("logs", {}).items():
+            yield from _numbers(LOG, inner, {"table": table})
+        if application in _OF_ALL:
+            yield from _numbers(_OF_ALL[application], status, {})
 
 
 def _numbers(families: Iterable[Family], status: Mapping[str, Any], labels: Mapping[str, str]) -> Iterator[Sample]:
@@ -179,12 +198,12 @@ COUNTED = frozenset(
 )
 """Keys of reports that add up over runs; all other numbers are gauges."""
 
-_TAGS = {"tables": "table", "merged": "table", "nodes": "node"}
-_NOT_METRICS = frozenset({"exit_code", "at_ms", "clear_at_ms"})
+_TAGS = {"tables": "table", "logs": "table", "merged": "table", "nodes": "node"}
+_NOT_METRICS = frozenset({"exit_code", "at_ms", "clear_at_ms", "until_ms", "waiting_from_ms"})
 
 
 def report_metrics(report: Mapping[str, Any]) -> list[Reported]:
-    """Return the numbers of a report, also those within objects; ``tables`` and ``nodes`` become tags.
+    """Return the numbers of a report, also those within objects; ``tables``, ``logs`` and ``nodes`` become tags.
 
     :param report: ``reports/<application>/<run>.json``
     """

@@ -196,6 +196,9 @@ UNTIL = _UNTIL + "{{ (dag_run.start_date.timestamp() + run_s) | int }}"
 would go on alone, and the next run of all loops would wait for it. ``run_s`` is a macro of the DAG."""
 
 BUCKET_CLOSE = SparkApplication("bucket_close", (UNTIL,), driver_memory="1g", lean=True, of_table=False, loop=True)
+SCYLLA_LOG_STAGE = SparkApplication(
+    "scylla_log_stage", (UNTIL,), driver_memory="1g", lean=True, of_table=False, loop=True
+)
 OUT_OF_SEQUENCE = SparkApplication("out_of_sequence", (), driver_memory="1g", lean=True, of_table=False, loop=True)
 SCHEMA_UPDATE = SparkApplication("schema_update", (), driver_memory="512m", lean=True, of_table=False, loop=True)
 REPLICA_MERGE = SparkApplication("replica_merge", (option("table"),), driver_memory="2g", of_table=False)

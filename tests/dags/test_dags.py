@@ -14,7 +14,7 @@ from tests.dags.tasks import DAGS, ROOT, RUN, STARTED, context, parameters, rend
 
 HEAVY = {"pyspark", "delta", "deltalake", "cassandra", "google", "pyarrow", "numpy", "numba"}
 SYNC = {
-    *("commitlog_sync", "out_of_sequence", "replica_merge", "schema_updater"),
+    *("commitlog_sync", "scylla_sync", "out_of_sequence", "replica_merge", "schema_updater"),
     *("commitlog_archive", "archive_reprocess", "alarms"),
 }
 
@@ -38,7 +38,7 @@ print("RESULT", json.dumps([sorted(bag.dags), sorted(set(sys.modules) - before)]
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
     line = next(line for line in done.stdout.splitlines() if line.startswith("RESULT "))
     dags, modules = json.loads(line.removeprefix("RESULT "))
-    assert len(dags) == 9
+    assert len(dags) == 10
     assert not {module.split(".")[0] for module in modules} & HEAVY
 
 
@@ -62,7 +62,7 @@ def test_dags_say_whose_they_are_and_what_they_do(bag: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "dag_id", ["commitlog_sync", "out_of_sequence", "schema_updater", "commitlog_archive", "alarms"]
+    "dag_id", ["commitlog_sync", "scylla_sync", "out_of_sequence", "schema_updater", "commitlog_archive", "alarms"]
 )
 def test_a_run_of_loops_is_followed_by_another(bag: Any, dag_id: str) -> None:
     """The scheduler passes over a run whose logical date another run of the DAG has: for ever, if it is the next."""
@@ -83,8 +83,9 @@ def test_a_run_of_loops_is_followed_by_another(bag: Any, dag_id: str) -> None:
 def test_loops_start_again_at_once_and_wait_for_no_slot(bag: Any) -> None:
     loops = [*bag.dags["commitlog_sync"].tasks, *bag.dags["out_of_sequence"].tasks]
     loops += [*bag.dags["schema_updater"].tasks, *bag.dags["commitlog_archive"].tasks]
-    loops += bag.dags["alarms"].tasks
-    assert {task.task_id for task in loops} == {"stage_default", "close", "publish", "update", "archive", "watch"}
+    loops += [*bag.dags["alarms"].tasks, *bag.dags["scylla_sync"].tasks]
+    names = {"stage_default", "stage", "close", "publish", "update", "archive", "watch"}
+    assert {task.task_id for task in loops} == names
     for task in loops:
         assert (task.retries, task.retry_delay.total_seconds(), task.pool) == (100, 5, "default_pool")
         # Four bootstraps that begin together would else take all slots.
@@ -98,6 +99,7 @@ def test_loops_start_again_at_once_and_wait_for_no_slot(bag: Any) -> None:
 @pytest.mark.parametrize(("code", "spoke"), [(4, True), (5, True), (-9, False), (1, False)])
 @pytest.mark.parametrize(("task_id", "seconds", "is_final"), [
     ("stage_default", -1, False), ("stage_default", 0, True), ("close", 3600, True), ("publish", 3600, False),
+    ("stage", -1, False), ("stage", 0, True),
 ])  # fmt: skip
 def test_no_try_of_a_loop_holds_up_the_next_run_of_all(
     bag: Any, monkeypatch: pytest.MonkeyPatch, task_id: str, seconds: int, is_final: bool, code: int, spoke: bool
@@ -110,7 +112,9 @@ def test_no_try_of_a_loop_holds_up_the_next_run_of_all(
         said = "ringsync: error: no contact point answered" if spoke else "Killed"
         raise AirflowException(f"Cannot execute: spark-submit. Error code is: {code}.\n{said}")
 
-    task = rendered(bag, "out_of_sequence" if task_id == "publish" else "commitlog_sync", task_id, {})
+    task = rendered(
+        bag, {"publish": "out_of_sequence", "stage": "scylla_sync"}.get(task_id, "commitlog_sync"), task_id, {}
+    )
     module = sys.modules[type(task).__module__]
     over = 1795234800  # --until
     monkeypatch.setattr(module, "time", SimpleNamespace(time=lambda: over + seconds, sleep=lambda _: None))
@@ -150,6 +154,16 @@ def test_each_queue_of_workers_has_a_stage_of_its_own(tmp_path: Path, monkeypatc
     task.render_template_fields(context(dag.params))
     assert task.application_args[2:] == ["--run", f"{RUN}.rack-1", "--queue", "rack-1", f"--until={STARTED + 120}"]
     assert task.report == f"reports/commitlog_stage/{RUN}.rack-1.json"
+
+
+def test_the_logs_of_scylla_are_read_side_by_side_with_the_closing(bag: Any) -> None:
+    """And on any worker: they are tables, not files of a host."""
+    dag = bag.dags["scylla_sync"]
+    assert (dag.max_active_tasks, dag.max_active_runs) == (2, 1)
+    assert {task.task_id: (task.queue, task.downstream_task_ids) for task in dag.tasks} == {
+        "stage": ("default", set()),
+        "close": ("default", set()),
+    }
 
 
 def test_parameters_explain_themselves(bag: Any) -> None:
@@ -247,6 +261,8 @@ def test_the_command_that_is_submitted(
     [
         ("commitlog_sync", "stage_default", {}, "commitlog_stage", ["--queue", "default", "--until=1795234800"]),
         ("commitlog_sync", "close", {}, "bucket_close", ["--until=1795234800"]),
+        ("scylla_sync", "stage", {}, "scylla_log_stage", ["--until=1795234800"]),
+        ("scylla_sync", "close", {}, "bucket_close", ["--until=1795234800"]),
         ("out_of_sequence", "publish", {}, "out_of_sequence", []),
         ("schema_updater", "update", {}, "schema_update", []),
         ("replica_merge", "merge", {}, "replica_merge", []),

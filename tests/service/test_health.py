@@ -11,15 +11,18 @@ from rich.console import Console
 from ringsync.airflow_client import RunState, TaskState
 from ringsync.cluster.cluster import duration_ms
 from ringsync.config import Config
-from ringsync.service.checks import CheckError, Node, judge_nodes, tell_tables
+from ringsync.service.checks import Node, judge_nodes
 from ringsync.service.command import wait_until_idle
+from ringsync.service.expected import Expected
 from ringsync.service.health import HOMELESS_MS, DagHealth, Kind, judges, problems
 from ringsync.service.show import status_lines
+from ringsync.service.table_checks import CheckError, tell_tables
 from ringsync.status import forget, read_statuses
 from ringsync.storage import open_store
 from tests.test_metrics import NODE, TABLE
 
 NOW_S = 50.0
+EXPECTED = Expected.of_commit_logs(["default"])
 RUNNING = DagHealth(False, RunState("commitlog_sync", "r", "running", (TaskState("close", "running", 1, None),)))
 
 
@@ -34,7 +37,7 @@ def healthy() -> dict[str, Any]:
 
 
 def found(statuses: dict[str, Any], dags: dict[str, DagHealth], stopped: bool = False) -> list[str]:
-    return [problem.text for problem in problems(statuses, dags, ("default",), stopped, NOW_S, lag_s=60)]
+    return [problem.text for problem in problems(statuses, dags, EXPECTED, stopped, NOW_S, lag_s=60)]
 
 
 def test_nothing_is_wrong() -> None:
@@ -266,13 +269,15 @@ class Busy:
 def test_stopping_waits_for_what_runs_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     airflow: Any = Busy(["close", "stage_default"], ["close", "stage_default"], ["close"], [])
     seconds = iter(range(100))
-    assert wait_until_idle(airflow, 60, Console(width=120), lambda: next(seconds), lambda _: None) == []
+    assert wait_until_idle(airflow, EXPECTED.dags, 60, Console(width=120), lambda: next(seconds), lambda _: None) == []
     assert capsys.readouterr().out.splitlines() == [
         "waiting for commitlog_sync.close, commitlog_sync.stage_default",
         "waiting for commitlog_sync.close",
     ]
     still: Any = Busy(["close"])
-    assert wait_until_idle(still, 60, Console(), lambda: next(seconds), lambda _: None) == ["commitlog_sync.close"]
+    assert wait_until_idle(still, EXPECTED.dags, 60, Console(), lambda: next(seconds), lambda _: None) == [
+        "commitlog_sync.close"
+    ]
 
 
 def test_who_may_say_that_it_is_over() -> None:
@@ -285,7 +290,7 @@ def test_who_may_say_that_it_is_over() -> None:
     def judge(stopped: bool = False) -> set[str]:
         owners = {*statuses, "archive_reprocess/archive", "", "DAG commitlog_sync", "DAG replica_merge"}
         owners |= {"pause of DAG commitlog_sync", "DAG gone", "pause of DAG gone"}
-        return {owner for owner in owners if judges(statuses, dags, ("default",), stopped, NOW_S)(owner)}
+        return {owner for owner in owners if judges(statuses, dags, EXPECTED, stopped, NOW_S)(owner)}
 
     always = {"", "alarms/alarms", "archive_reprocess/archive", "DAG replica_merge", "pause of DAG commitlog_sync"}
     assert judge() == always | {"commitlog_stage/default", "out_of_sequence/queue", "schema_update/schema"}
@@ -305,5 +310,5 @@ def test_trouble_with_the_archive_is_urgent_when_room_is_scarce() -> None:
     for free, kind in ((90, Kind.ARCHIVE_FAILING), (20, Kind.CDC_RAW_FULL), (None, Kind.CDC_RAW_FULL)):
         node = {"endpoint": "a:9042", "error": "no store", "free_bytes": free, "total_bytes": 100}
         statuses = healthy() | {"commitlog_archive/default": {"at_ms": 45_000, "nodes": {"4e5d": node}}}
-        (problem,) = problems(statuses, {}, ("default",), False, NOW_S, archives=True)
+        (problem,) = problems(statuses, {}, Expected.of_commit_logs(["default"], archives=True), False, NOW_S)
         assert (problem.kind, problem.is_critical) == (kind, kind == Kind.CDC_RAW_FULL)

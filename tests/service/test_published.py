@@ -18,7 +18,8 @@ from ringsync.ledger.followed import end_following, followed_tables, keep_follow
 from ringsync.ledger.staging import Bucket
 from ringsync.ring.ring import Host, Replication
 from ringsync.schema.table import Column, TableSchema
-from ringsync.service.published import CLOSE, GIVE_UP_AFTER_S, LATE, Seen, Waited, logs_left, wait_until_published
+from ringsync.service.expected import CLOSE
+from ringsync.service.published import GIVE_UP_AFTER_S, LATE, Seen, Waited, logs_left, wait_until_published
 from ringsync.status import LATE_ROWS, STOP_KEY
 from ringsync.steps.sync_plan import FormerHost, SyncPlan, SyncTable, interval_at
 from ringsync.storage.local import LocalStore

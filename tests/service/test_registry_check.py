@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from ringsync.config import Config
-from ringsync.service.checks import CheckError, check_registry
+from ringsync.service.checks import check_registry
+from ringsync.service.table_checks import CheckError
 from tests.mock_registry import MockRegistry, basic, mock_registry
 
 

@@ -7,15 +7,14 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from ringsync.config.sections import Store
 from ringsync.ring.ring import Host
 from ringsync.service.command import _check_workers, _print_reports
+from ringsync.service.expected import Expected
 from ringsync.service.workers import WorkerReports, wait_for_workers
 from ringsync.steps.application import ExitCode
 from ringsync.steps.loop import put_status
@@ -23,6 +22,7 @@ from ringsync.storage.local import LocalStore
 from tests.steps.node_logs import claimed, read_node_log
 
 QUEUES = ("n1", "n2")
+EXPECTED = Expected.of_commit_logs(QUEUES)
 
 
 class Workers:
@@ -50,7 +50,8 @@ class Workers:
             self.coming.pop(at)()
 
     def wait(self, before: dict[str, int] | None = None) -> WorkerReports:
-        return wait_for_workers(self.store, QUEUES, before or {}, 60.0, self.said.append, lambda: self.now, self.sleep)
+        clock = lambda: self.now  # noqa: E731
+        return wait_for_workers(self.store, EXPECTED, before or {}, 60.0, self.said.append, clock, self.sleep)
 
 
 @pytest.fixture
@@ -66,13 +67,12 @@ def test_what_a_run_before_has_said_does_not_count(workers: Workers) -> None:
 
 
 def test_a_check_says_what_those_tell_that_run(workers: Workers, capsys: pytest.CaptureFixture[str]) -> None:
-    config: Any = SimpleNamespace(store=Store(url=workers.store.url), sync=SimpleNamespace(queues=QUEUES))
     output = io.StringIO()
-    assert _check_workers(config, Console(file=output, width=200)) == ExitCode.OK
+    assert _check_workers(workers.store, EXPECTED, Console(file=output, width=200)) == ExitCode.OK
     assert output.getvalue().count("its worker does not run now") == 2
     workers.raw["n2"] = workers.raw["n2"] / "nowhere"
     workers.look("n2")
-    assert _check_workers(config, Console(file=output, width=200)) == ExitCode.COMPLETED_WITH_ERRORS
+    assert _check_workers(workers.store, EXPECTED, Console(file=output, width=200)) == ExitCode.COMPLETED_WITH_ERRORS
     assert "queue n2, node 10.0.0.2:9042: cdc_raw cannot be read" in capsys.readouterr().err
 
 

@@ -16,7 +16,7 @@ from ringsync.config import load_config
 from ringsync.ledger.alarms import Alarm, history, raised_now
 from ringsync.progress import duration
 from ringsync.service.command import say, say_error
-from ringsync.service.health import ALARMS
+from ringsync.service.expected import ALARMS
 from ringsync.status import STALE_AFTER_S, age_s, read_status
 from ringsync.steps.application import ExitCode
 from ringsync.wiring import store_of

@@ -14,7 +14,8 @@ from ringsync.config import Config
 from ringsync.ledger.alarms import Active, Alarm, forget_before, get_active, history, note, put_active
 from ringsync.ledger.gaps import Gaps, close_gap
 from ringsync.metrics import write_prometheus
-from ringsync.service.health import ALARMS, Kind, Problem
+from ringsync.service.expected import ALARMS
+from ringsync.service.health import Kind, Problem
 from ringsync.service.look import Look, look
 from ringsync.service.telling import Notify, Teller
 from ringsync.status import Status

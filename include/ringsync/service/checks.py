@@ -9,19 +9,21 @@ from __future__ import annotations
 import os
 import secrets
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cassandra import DriverException, Unauthorized
 from cassandra.cluster import NoHostAvailable, Session
 
 from ringsync.cluster.cluster import SYNC_PERIOD, sync_period_ms
+from ringsync.cluster.scylla import is_scylla
 from ringsync.cluster.session import ClusterError, connect, endpoint_of, explained_errors
 from ringsync.config import Config
 from ringsync.config.sync import DEFAULT_QUEUE, Sync
-from ringsync.cql.identifiers import printable, quote
+from ringsync.cql.identifiers import printable
+from ringsync.service.table_checks import CheckError, check_cdc_logs, check_readable, tell_tables
 from ringsync.wiring import cluster_settings, kafka_settings, store_of
 
 if TYPE_CHECKING:
@@ -35,10 +37,6 @@ _SETTINGS = (
     *SYNC_PERIOD,
 )
 _NO_ANSWER = (NoHostAvailable, DriverException)
-
-
-class CheckError(Exception):
-    """Something that the sync needs is missing or does not work; the message says what to do."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +69,8 @@ def check_cluster(config: Config) -> list[str]:
     :raises CheckError: no node captures changes
     """
     with _asked(config) as session:
+        if is_scylla(session):
+            return check_cdc_logs(session, config.sync)
         nodes = read_nodes(session, config.sync)
         rows = session.execute("SELECT keyspace_name, table_name, cdc FROM system_schema.tables")
         names = sorted((row.keyspace_name, row.table_name) for row in rows if row.cdc)
@@ -79,6 +79,15 @@ def check_cluster(config: Config) -> list[str]:
             if config.sync.follows(table):
                 check_readable(session, *name)
     return [*tell_tables([*tables], config.sync), *judge_nodes(nodes, config)]
+
+
+def is_of_scylla(config: Config) -> bool:
+    """Ask the cluster whether it is ScyllaDB.
+
+    :raises ClusterError: unreachable, no login, no rights
+    """
+    with _asked(config) as session:
+        return is_scylla(session)
 
 
 @contextmanager
@@ -95,43 +104,15 @@ def _asked(config: Config) -> Iterator[Session]:
         raise ClusterError(f"the cluster does not answer: {type(error).__name__}: {error}") from error
 
 
-def tell_tables(tables: Sequence[str], sync: Sync) -> list[str]:
-    """Return remarks on which tables are followed and which are not.
-
-    :param tables: names of the tables with ``cdc = true``, ``keyspace.table`` as in CQL
-    """
-    if not tables:
-        return ["no table has cdc = true yet: ALTER TABLE … WITH cdc = true, or cdcservice bootstrap"]
-    followed = [table for table in tables if sync.follows(table)]
-    left_out = [table for table in tables if table not in followed]
-    remarks = [f"tables that are followed: {', '.join(_with_settings(table, sync) for table in followed)}"]
-    if not followed:
-        remarks = ["warning: no table is followed: sync.include and sync.exclude leave out all that have cdc = true"]
-    if left_out:
-        remarks.append(f"tables with cdc = true that sync.include or sync.exclude leaves out: {', '.join(left_out)}")
-    useless = sync.useless_patterns(tables)
-    return [*remarks, *(f"warning: {pattern} names no table that has cdc = true" for pattern in useless)]
-
-
-def _with_settings(table: str, sync: Sync) -> str:
-    settings = [
-        *([f"after_image: {image}"] if (image := sync.after_image_of(table)) != sync.after_image else []),
-        *(["bucket_by: arrival"] if sync.bucket_by_of(table) == "arrival" else []),
-        *(
-            [f"expand_deletions: {str(own).lower()}"]
-            if (own := sync.expand_deletions_of(table)) != sync.expand_deletions
-            else []
-        ),
-    ]
-    return f"{table} ({', '.join(settings)})" if settings else table
-
-
 def longest_sync_period_ms(config: Config) -> int:
-    """Return the longest time, in ms, from a write until all live nodes have it in their readable logs.
+    """Return the longest time, in ms, from a write until all live nodes have it in their readable logs. ScyllaDB writes
+    to its CDC logs together with the tables.
 
     :raises ClusterError: the cluster does not answer
     """
     with _asked(config) as session:
+        if is_scylla(session):
+            return 0
         return max(node.sync_period_ms for node in read_nodes(session, config.sync))
 
 
@@ -217,21 +198,6 @@ def _check_folders(nodes: Iterable[Node], sync: Sync) -> None:
                 "of them only: have each read on its own host (sync.queue_of_node), or under a path of its own "
                 "(cdc_raw_directory); none of their logs would be read"
             )
-
-
-def check_readable(session: Any, keyspace: str, table: str) -> None:
-    """Check that we may select from a table; query a token that no row has.
-
-    :raises Unauthorized: we may not select from it
-    """
-    rows = session.execute(
-        "SELECT column_name, kind, position FROM system_schema.columns WHERE keyspace_name = %s AND table_name = %s",
-        (keyspace, table),
-    )
-    key = [row.column_name for row in sorted(rows, key=lambda row: row.position) if row.kind == "partition_key"]
-    columns = ", ".join(map(quote, key))
-    name = f"{quote(keyspace)}.{quote(table)}"
-    session.execute(f"SELECT {columns} FROM {name} WHERE token({columns}) = {-(2**63)}")
 
 
 def check_store(config: Config) -> list[str]:

@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -17,23 +17,26 @@ from ringsync.airflow_client import AirflowClient, AirflowError
 from ringsync.cluster.session import ClusterError, connect
 from ringsync.config import Config, ConfigError, load_config
 from ringsync.ledger.alarms import raised_now
+from ringsync.ledger.database import note_database
 from ringsync.metrics import exposition
-from ringsync.service.checks import CHECKS, CheckError, longest_sync_period_ms
-from ringsync.service.health import DAGS, REPROCESS, expected_loops
-from ringsync.service.look import archive_dags, archives, client_of, dags_of, look
+from ringsync.service.checks import CHECKS, is_of_scylla, longest_sync_period_ms
+from ringsync.service.expected import Expected, expected_in, expected_of
+from ringsync.service.health import REPROCESS
+from ringsync.service.look import client_of, look
 from ringsync.service.published import wait_until_published
 from ringsync.service.show import status_lines
-from ringsync.service.workers import WorkerReports, wait_for_workers, worker_reports
+from ringsync.service.table_checks import CheckError
+from ringsync.service.workers import WorkerReports, stage_reports, told_before, wait_for_workers
 from ringsync.status import BOOTSTRAPS, STALE_AFTER_S, STOP_KEY, age_s, forget, read_statuses
 from ringsync.steps.application import ExitCode
 from ringsync.steps.own_keyspace import create_state
-from ringsync.storage.port import StorageError
+from ringsync.storage.port import ObjectStore, StorageError
 from ringsync.wiring import cluster_settings, store_of
 
 EXIT_CODES = """\
-exit codes: 0 done, or all is well; 1 start: a worker cannot use cdc_raw of its nodes, or has not reported in time;
-stop: tasks have not ended in time; status: something is wrong; 3 configuration, connection or rights: nothing was
-started; 4 interrupted"""
+exit codes: 0 done, or all is well; 1 start: a worker cannot use cdc_raw of its nodes, a CDC log cannot be read, or
+there was no report in time; stop: tasks have not ended in time; status: something is wrong; 3 configuration, connection
+or rights: nothing was started; 4 interrupted"""
 
 START_TIMEOUT_S = 300.0
 """Seconds that ``start`` waits for the workers by default: Airflow and Spark need a minute or two to start."""
@@ -71,16 +74,17 @@ def add_service(commands: Any, add_conf: Callable[[argparse.ArgumentParser], Non
     start = add(
         "start",
         _start,
-        "follow the commit logs",
+        "follow the commit logs, or the CDC logs of ScyllaDB",
         "Check configuration, cluster, object store, brokers and Airflow, start the sync, and wait until the worker of "
-        "each queue has found that it can list, read and delete in cdc_raw of its nodes.",
+        "each queue has found that it can list, read and delete in cdc_raw of its nodes. The cluster is asked whether "
+        "it is ScyllaDB; then its CDC logs are read.",
         timeout_s=START_TIMEOUT_S,
     )
     start.add_argument("--check", action="store_true", help="check only, start nothing")
     add(
         "stop",
         _stop,
-        "stop following the commit logs",
+        "stop following the logs",
         "Let the loops finish their cycle, and start nothing more.",
         timeout_s=STOP_TIMEOUT_S,
     )
@@ -112,54 +116,67 @@ def _seconds(text: str) -> float:
 
 def _start(arguments: argparse.Namespace, console: Console) -> ExitCode:
     config = load_config(arguments.conf)
-    checks = {**CHECKS, "airflow": check_airflow}
+    expected = expected_of(config, _asked_for_scylla(config))
+    checks = {**CHECKS, "airflow": lambda config: check_airflow(config, expected)}
     failed = [name for name, check in checks.items() if not _passes(name, check, config, console)]
     if failed:
         say(console, f"nothing was started: {', '.join(failed)}")
         return ExitCode.FATAL
+    store = store_of(config)
     if arguments.check:
-        return _check_workers(config, console)
+        return _check_workers(store, expected, console)
     # The loops would create it, too, but if two create a table at the same moment, it may exist twice.
     create_state(connect(cluster_settings(config)), config)
-    store, client = store_of(config), client_of(config)
-    expected = expected_loops(config.sync.queues, archives=archives(config))
+    note_database(store, expected.of_scylla)
     before = read_statuses(store)
     for loop in before:
-        if loop not in expected and not loop.startswith((BOOTSTRAPS, REPROCESS)):
+        if loop not in expected.loops and not loop.startswith((BOOTSTRAPS, REPROCESS)):
             forget(store, loop)
     store.delete(STOP_KEY)
-    for dag in dags_of(config):
-        client.set_paused(dag, False)
-    if not archives(config):
-        for dag in archive_dags(config):
-            client.set_paused(dag, True)
-    say(console, f"started: {', '.join(dags_of(config))}; cdcservice status shows how they stand")
-    queues = config.sync.queues
-    seen = {queue: before[loop]["at_ms"] for queue in queues if (loop := f"commitlog_stage/{queue}") in before}
-    reports = wait_for_workers(store, queues, seen, arguments.timeout, lambda text: say(console, text))
+    _switch_on(client_of(config), expected)
+    say(console, f"started: {', '.join(expected.all_dags)}; cdcservice status shows how they stand")
+    seen = told_before(before, expected)
+    reports = wait_for_workers(store, expected, seen, arguments.timeout, lambda text: say(console, text))
     return _print_reports(reports, console)
 
 
-def _check_workers(config: Config, console: Console) -> ExitCode:
-    """Print the reports of the workers that run already; the others look at cdc_raw when they are started."""
-    now_s, statuses = time.time(), read_statuses(store_of(config))
+def _asked_for_scylla(config: Config) -> bool:
+    """Ask the cluster whether it is ScyllaDB. If it does not answer, its check says why, and nothing is started."""
+    try:
+        return is_of_scylla(config)
+    except (ClusterError, ConfigError):
+        return False
+
+
+def _switch_on(client: AirflowClient, expected: Expected) -> None:
+    """Switch on what has to run. What is for the other database goes off first: it would read nothing, and fail."""
+    for dag in expected.needless_dags:
+        client.set_paused(dag, True)
+    for dag in expected.all_dags:
+        client.set_paused(dag, False)
+
+
+def _check_workers(store: ObjectStore, expected: Expected, console: Console) -> ExitCode:
+    """Print the reports of the workers that run already; the others report when they are started."""
+    now_s, statuses = time.time(), read_statuses(store)
     alive = {loop: status for loop, status in statuses.items() if age_s(status, now_s) < STALE_AFTER_S}
-    reports = worker_reports(alive, config.sync.queues, {})
-    for queue in reports.silent:
-        say(console, f"queue {queue}: its worker does not run now; it looks at cdc_raw when it is started")
+    reports = stage_reports(alive, expected, {})
+    for name in reports.silent:
+        say(console, reports.words.idle.format(name))
     if not (reports.usable or reports.refused):
         return ExitCode.OK
     return _print_reports(replace(reports, silent={}), console)
 
 
 def _print_reports(reports: WorkerReports, console: Console) -> ExitCode:
-    wrong = [f"queue {queue}: its worker has not looked at cdc_raw: {why}" for queue, why in reports.silent.items()]
+    words = reports.words
+    wrong = [f"{words.silent.format(name)}: {why}" for name, why in reports.silent.items()]
     for problem in (*reports.refused, *wrong):
         say_error(problem)
     if reports.refused or reports.silent:
         say(console, "the workers go on trying; what can be read is published")
         return ExitCode.COMPLETED_WITH_ERRORS
-    say(console, f"cdc_raw can be listed, read and deleted from: {', '.join(reports.usable) or 'no node is read'}")
+    say(console, f"{words.usable}: {', '.join(reports.usable) or words.nothing}")
     return ExitCode.OK
 
 
@@ -174,42 +191,41 @@ def _passes(name: str, check: Callable[[Config], list[str]], config: Config, con
     return True
 
 
-def check_airflow(config: Config) -> list[str]:
-    """Check that Airflow answers, lets us in, and has the DAGs.
+def check_airflow(config: Config, expected: Expected) -> list[str]:
+    """Check that Airflow answers, lets us in, and has the DAGs, also those that are switched off.
 
     :raises AirflowError: it does not answer, refuses us, or lacks a DAG
     :raises ConfigError: the password cannot be read
     """
     client = client_of(config)
-    paused = [dag for dag in dags_of(config) if client.is_paused(dag)]
+    is_paused = {dag: client.is_paused(dag) for dag in (*expected.all_dags, *expected.needless_dags)}
+    paused = [dag for dag in expected.all_dags if is_paused[dag]]
     return [f"{client.url} has the DAGs" + (f", paused: {', '.join(paused)}" if paused else ", all running")]
 
 
 def _stop(arguments: argparse.Namespace, console: Console) -> ExitCode:
     config = load_config(arguments.conf)
     store, client = store_of(config), client_of(config)
+    expected = expected_in(config, store)
     # This object comes first: it ends the loops even while Airflow is away.
     store.put(STOP_KEY, json.dumps({"at_ms": int(time.time() * 1000)}).encode())
-    for dag in DAGS:
+    for dag in expected.dags:
         client.set_paused(dag, True)
-    busy = wait_until_idle(client, arguments.timeout, console)
+    busy = wait_until_idle(client, expected.dags, arguments.timeout, console)
     if busy:
         say_error(
             f"after {arguments.timeout:.0f} s these tasks still run: {', '.join(busy)}; they end when they are done, "
             "and no new task begins"
         )
         return ExitCode.COMPLETED_WITH_ERRORS
-    left = (
-        f"{', '.join(archive_dags(config))} goes on and archives commit logs"
-        if archives(config)
-        else "cdc_raw of the nodes fills"
-    )
-    say(console, f"stopped; {left} until cdcservice start")
+    left = ", ".join(expected.lasting_dags)
+    say(console, f"stopped; {expected.meanwhile} until cdcservice start. Still on: {left}")
     return ExitCode.OK
 
 
 def wait_until_idle(
     client: AirflowClient,
+    dags: Sequence[str],
     timeout_s: float,
     console: Console,
     clock: Callable[[], float] = time.monotonic,
@@ -217,10 +233,11 @@ def wait_until_idle(
 ) -> list[str]:
     """Wait until no task of the sync runs.
 
+    :param dags: DAGs whose tasks are waited for
     :returns: tasks that still run at the end of the time, ``DAG.task``
     """
     end, printed = clock() + timeout_s, None
-    while busy := [f"{dag}.{task}" for dag in DAGS for task in client.busy_tasks(dag)]:
+    while busy := [f"{dag}.{task}" for dag in dags for task in client.busy_tasks(dag)]:
         if clock() >= end:
             return busy
         if busy != printed:

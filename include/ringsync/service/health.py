@@ -6,26 +6,18 @@ Each problem is of one of the kinds below, and docs/runbook.md has a section for
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from enum import StrEnum
 
 from ringsync.airflow_client import RunState
+from ringsync.ledger.staging import CDC_LOGS
 from ringsync.progress import duration
+from ringsync.service.expected import ARCHIVE, SCHEMA, Expected
 from ringsync.state.processor_error import OVERFLOW
 from ringsync.status import BOOTSTRAPS, STALE_AFTER_S, Status, age_s
-
-CLOSE = "bucket_close/close"
-"""Name of the status of the loop that closes buckets."""
-
-SCHEMA = "schema_update/schema"
-"""Name of the status of the schema updater."""
-
-DAGS = ("commitlog_sync", "out_of_sequence", "replica_merge", "schema_updater", "archive_reprocess")
-"""What ``cdcservice start`` switches on, and ``stop`` off."""
-
-ARCHIVE = "commitlog_archive/"
-"""Beginning of the names of the archive's statuses."""
+from ringsync.steps.close.closing import ALL_LOGS
 
 ROOMY = 0.25
 """Part of ``cdc_total_space`` that is free while trouble with the archive is not urgent."""
@@ -40,17 +32,16 @@ ABANDONED_AFTER_S = 300.0
 """Seconds without a sign of life before a bootstrap counts as abandoned: between two of its tasks there are fewer."""
 
 
-ALARMS = "alarms/alarms"
-"""Name of the status of the loop that raises alarms."""
-
-
 class Kind(StrEnum):
     """What kind of problem it is. The value is the title of its section in docs/runbook.md."""
 
     SEGMENTS_LOST = "segments-lost"
     CDC_RAW_FULL = "cdc-raw-full"
+    LOG_GAP = "log-gap"
     NODE_LOG_UNREADABLE = "node-log-unreadable"
     NODE_BEHIND = "node-behind"
+    LOG_UNREADABLE = "log-unreadable"
+    GENERATION_EMPTY = "generation-empty"
     RECORDS_UNDECODABLE = "records-undecodable"
     ARCHIVE_FAILING = "archive-failing"
     ARCHIVE_UNREADABLE = "archive-unreadable"
@@ -74,7 +65,7 @@ class Kind(StrEnum):
     ALARMS_UNTOLD = "alarms-untold"
 
 
-_CRITICAL = frozenset({Kind.SEGMENTS_LOST, Kind.CDC_RAW_FULL})
+_CRITICAL = frozenset({Kind.SEGMENTS_LOST, Kind.CDC_RAW_FULL, Kind.LOG_GAP})
 
 
 @dataclass(frozen=True)
@@ -113,51 +104,34 @@ class DagHealth:
     run: RunState | None
 
 
-def expected_loops(queues: Sequence[str], *, archives: bool = False) -> tuple[str, ...]:
-    """Return keys of the status objects that must be there.
-
-    :param queues: names of the workers' queues, ``config.sync.queues``
-    :param archives: whether commit logs are archived: ``archive.policy`` is not off
-    """
-    stages = tuple(f"commitlog_stage/{queue}" for queue in queues)
-    return (*stages, CLOSE, "out_of_sequence/queue", SCHEMA, *lasting_loops(queues, archives))
-
-
-def lasting_loops(queues: Sequence[str], archives: bool) -> tuple[str, ...]:
-    """Return keys of the status objects of the loops that ``cdcservice stop`` leaves on."""
-    return (ALARMS, *(f"{ARCHIVE}{queue}" for queue in queues if archives))
-
-
 def problems(
     statuses: Mapping[str, Status],
     dags: Mapping[str, DagHealth],
-    queues: Sequence[str],
+    expected: Expected,
     stopped: bool,
     now_s: float,
     *,
-    archives: bool = False,
     lag_s: float = math.inf,
 ) -> list[Problem]:
     """Return what is wrong; nothing: all is well.
 
     :param statuses: the last status of each loop
     :param dags: the DAGs, if Airflow answers
+    :param expected: what has to run
     :param stopped: whether ``cdcservice stop`` was run, and ``start`` not since
-    :param archives: whether commit logs are archived
-    :param lag_s: age in seconds of a table's oldest open bucket that is a problem
+    :param lag_s: age in seconds of a table's oldest open bucket that is a problem, and of what is read last of its log
     """
-    lasting, expected = lasting_loops(queues, archives), expected_loops(queues, archives=archives)
+    lasting, loops = expected.lasting_loops, expected.loops
     told = [problem for loop, status in statuses.items() for problem in _understood(loop, status, lag_s, now_s)]
     if stopped:
-        where = "commit logs are archived" if archives else "cdc_raw of the nodes fills"
         return [
-            Problem(Kind.SYNC_STOPPED, "sync", f"stopped: {where} until cdcservice start"),
-            *(problem for dag, health in dags.items() if dag not in DAGS for problem in _of_dag(dag, health)),
+            Problem(Kind.SYNC_STOPPED, "sync", f"stopped: {expected.meanwhile} until cdcservice start"),
+            *(problem for dag, health in dags.items() if dag not in expected.dags for problem in _of_dag(dag, health)),
             *_silent(lasting, statuses, now_s),
-            *(problem for problem in told if problem.owner in lasting or problem.owner not in expected),
+            *(problem for problem in told if problem.owner in lasting or problem.owner not in loops),
         ]
     found = [problem for dag, health in dags.items() for problem in _of_dag(dag, health)]
-    found += _silent(expected, statuses, now_s)
+    found += _silent(loops, statuses, now_s)
     return [*found, *told]
 
 
@@ -174,22 +148,19 @@ def _understood(loop: str, status: Status, lag_s: float, now_s: float) -> list[P
 def judges(
     statuses: Mapping[str, Status],
     dags: Mapping[str, DagHealth],
-    queues: Sequence[str],
+    expected: Expected,
     stopped: bool,
     now_s: float,
-    *,
-    archives: bool = False,
 ) -> Callable[[str], bool]:
     """Return a function that tells whether an owner of problems says now what is wrong. What a loop has told stays as
     it is while the loop is silent or stopped, and a failed DAG until it has succeeded.
 
     The arguments are those of :func:`problems`.
     """
-    expected = expected_loops(queues, archives=archives)
-    lasting = lasting_loops(queues, archives)
+    loops, lasting = expected.loops, expected.lasting_loops
 
     def is_judge(owner: str) -> bool:
-        if owner in expected:
+        if owner in loops:
             is_fresh = owner in statuses and age_s(statuses[owner], now_s) <= STALE_AFTER_S
             return is_fresh and (not stopped or owner in lasting)
         if owner.startswith(_PAUSE):
@@ -244,6 +215,11 @@ def _lagging(status: Status, lag_s: float, now_s: float) -> Iterator[Problem]:
         if since_ms is not None and (age := now_s - since_ms / 1000) > lag_s:
             text = f"{table}: changes written {duration(age)} ago are not published yet"
             yield Problem(Kind.TABLE_LAGGING, table, text)
+    for table, log in status.get("logs", {}).items():
+        is_read = log.get("behind_ms") is not None and not log.get("error")
+        if is_read and (age := now_s - log["until_ms"] / 1000) > lag_s:
+            text = f"{table}: its log is read only up to what was written {duration(age)} ago"
+            yield Problem(Kind.TABLE_LAGGING, table, text)
 
 
 _OF_LOOP = {
@@ -272,9 +248,9 @@ def _told(loop: str, status: Status) -> Iterator[Problem]:
         yield Problem(Kind.LATE_ROWS_UNUSABLE, loop, text)
     for host, node in status.get("nodes", {}).items():
         yield from _of_node(loop, host, node)
-    for host, reason in status.get("unread", {}).items():
-        text = f"node {host}: {reason}; its token ranges are published one window later"
-        yield Problem(Kind.NODE_BEHIND, f"node {host}", text)
+    if "logs" in status:
+        yield from _of_logs(loop, status)
+    yield from map(_unread, status.get("unread", {}).items())
     yield from unpublished(loop, status, HOMELESS_MS)
     for table, fields in status.get("tables", {}).items():
         for field, kind in _OF_TABLE.items():
@@ -294,15 +270,44 @@ def _of_node(loop: str, host: str, node: Status) -> Iterator[Problem]:
     if error := node.get("error"):
         kind = _of_archive(node) if loop.startswith(ARCHIVE) else Kind.NODE_LOG_UNREADABLE
         yield Problem(kind, name, f"{loop}: {name}: {error}")
-    if errors := node.get("errors"):
-        text = f"{loop}: {name}: {errors:,} records cannot be decoded: cdcservice errors list"
-        yield Problem(Kind.RECORDS_UNDECODABLE, name, text)
-    if surplus := node.get("errors_surplus"):
+    yield from _undecodable(loop, name, node, host)
+
+
+def _unread(told: tuple[str, str]) -> Problem:
+    """Return the problem that a node's log, or all CDC logs, are not read, as ``bucket_close`` tells it."""
+    host, reason = told
+    if host == ALL_LOGS:
+        return Problem(Kind.LOG_UNREADABLE, host, f"{host}: {reason}; buckets close without their rows")
+    text = f"node {host}: {reason}; its token ranges are published one window later"
+    return Problem(Kind.NODE_BEHIND, f"node {host}", text)
+
+
+def _of_logs(loop: str, status: Status) -> Iterator[Problem]:
+    """Yield what the loop that reads Scylla's CDC logs tells of them."""
+    for table, log in status["logs"].items():
+        if error := log.get("error"):
+            yield Problem(Kind.LOG_UNREADABLE, table, f"{table}: its CDC log is not read: {error}")
+    for time_ms in status.get("empty_generations_ms", ()):
+        began = datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds")
+        text = f"{loop}: the generation of CDC streams of {began} has no streams: what was written to them is not found"
+        yield Problem(Kind.GENERATION_EMPTY, f"generation {time_ms}", text)
+    yield from _undecodable(loop, "CDC logs", status, CDC_LOGS)
+
+
+def _undecodable(loop: str, where: str, counts: Status, node: str) -> Iterator[Problem]:
+    """Yield a problem for records that cannot be decoded.
+
+    :param node: what has them, as the table ``processor_error`` names it
+    """
+    if errors := counts.get("errors"):
+        text = f"{loop}: {where}: {errors:,} records cannot be decoded: cdcservice errors list"
+        yield Problem(Kind.RECORDS_UNDECODABLE, where, text)
+    if surplus := counts.get("errors_surplus"):
         text = (
-            f"{loop}: {name}: {surplus:,} records that cannot be decoded are more than "
-            f"sync.max_errors_per_hour: they are in {OVERFLOW}{host}/ of the object store"
+            f"{loop}: {where}: {surplus:,} records that cannot be decoded are more than "
+            f"sync.max_errors_per_hour: they are in {OVERFLOW}{node}/ of the object store"
         )
-        yield Problem(Kind.RECORDS_UNDECODABLE, name, text)
+        yield Problem(Kind.RECORDS_UNDECODABLE, where, text)
 
 
 def _of_archive(node: Status) -> Kind:

@@ -10,9 +10,10 @@ from typing import Any
 from ringsync.airflow_client import AirflowClient, AirflowError, AirflowUnreachableError
 from ringsync.config import Config, ConfigError
 from ringsync.cql.identifiers import parse_table_name
-from ringsync.ledger.gaps import Followed, Gaps, Judge
-from ringsync.orchestration import ALARMS_DAG, archive_dag
-from ringsync.service.health import CLOSE, DAGS, DagHealth, Kind, Problem, judges, problems
+from ringsync.ledger.gaps import Followed, Gap, Gaps, Judge
+from ringsync.ledger.staging import CDC_LOGS
+from ringsync.service.expected import CLOSE, Expected, expected_in
+from ringsync.service.health import DagHealth, Kind, Problem, judges, problems
 from ringsync.status import STOP_KEY, Status, read_status
 from ringsync.storage.port import ChecksumError, ObjectStore
 
@@ -42,12 +43,13 @@ def look(config: Config, store: ObjectStore, now_s: float, gaps: Gaps | None = N
     """
     statuses, damaged = _statuses(store)
     stopped = store.stat(STOP_KEY) is not None
-    dags, of_airflow = _dags(config)
-    asked = statuses, dags, config.sync.queues, stopped, now_s
-    wrong = problems(*asked, archives=archives(config), lag_s=lag_s(config))
+    expected = expected_in(config, store)
+    dags, of_airflow = _dags(config, expected)
+    asked = statuses, dags, expected, stopped, now_s
+    wrong = problems(*asked, lag_s=lag_s(config))
     lost, over = _lost(store, statuses, gaps or Gaps(store))
     found = (*of_airflow, *damaged, *lost, *wrong)
-    return Look(statuses, dags, stopped, found, judges(*asked, archives=archives(config)), over)
+    return Look(statuses, dags, stopped, found, judges(*asked), over)
 
 
 def _statuses(store: ObjectStore) -> tuple[dict[str, Status], list[Problem]]:
@@ -66,13 +68,13 @@ def _statuses(store: ObjectStore) -> tuple[dict[str, Status], list[Problem]]:
     return found, damaged
 
 
-def _dags(config: Config) -> tuple[dict[str, DagHealth], list[Problem]]:
+def _dags(config: Config, expected: Expected) -> tuple[dict[str, DagHealth], list[Problem]]:
     """Ask how each DAG stands, each on its own."""
     found: dict[str, DagHealth] = {}
     reasons = []
     try:
         client = client_of(config)
-        for dag in dags_of(config):
+        for dag in expected.all_dags:
             try:
                 found[dag] = DagHealth(client.is_paused(dag), client.newest_run(dag))
             except AirflowUnreachableError:
@@ -106,9 +108,14 @@ def _lost(store: ObjectStore, statuses: Mapping[str, Status], gaps: Gaps) -> tup
         elif (unverified := judge.unverified(gap)) is None:
             over.append(key)
         else:
-            text = f"node {gap.endpoint}: {gap.describe(unverified)}"
-            lost.append(Problem(Kind.SEGMENTS_LOST, f"node {gap.endpoint}, {gap.segment}", text))
+            lost.append(_of_gap(gap, gap.describe(unverified)))
     return lost, tuple(over)
+
+
+def _of_gap(gap: Gap, told: str) -> Problem:
+    if gap.node == CDC_LOGS:
+        return Problem(Kind.LOG_GAP, gap.segment, told)
+    return Problem(Kind.SEGMENTS_LOST, f"node {gap.endpoint}, {gap.segment}", f"node {gap.endpoint}: {told}")
 
 
 def _followed(tables: Any) -> Iterator[tuple[str, Followed]]:
@@ -132,21 +139,6 @@ def client_of(config: Config) -> AirflowClient:
     """
     airflow = config.airflow
     return AirflowClient(airflow.url, airflow.username, airflow.password.resolve("airflow.password"))
-
-
-def archives(config: Config) -> bool:
-    """Tell whether commit logs are archived."""
-    return config.archive.policy != "off"
-
-
-def archive_dags(config: Config) -> tuple[str, ...]:
-    """Return the DAGs that archive commit logs. ``stop`` leaves them: then the nodes' logs need them most."""
-    return tuple(map(archive_dag, config.sync.queues))
-
-
-def dags_of(config: Config) -> tuple[str, ...]:
-    """Return the DAGs that ``start`` switches on."""
-    return (*DAGS, ALARMS_DAG, *(archive_dags(config) if archives(config) else ()))
 
 
 def lag_s(config: Config) -> float:

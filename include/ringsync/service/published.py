@@ -15,6 +15,7 @@ from operator import itemgetter
 
 from ringsync.config.sync import Sync
 from ringsync.ledger.followed import followed_tables
+from ringsync.service.expected import CLOSE, LOG_STAGE
 from ringsync.service.health import unpublished
 from ringsync.status import LATE_ROWS, STALE_AFTER_S, STOP_KEY, Status, age_s, read_statuses
 from ringsync.steps.sync_plan import SyncPlan
@@ -32,7 +33,7 @@ GIVE_UP_AFTER_S = 300.0
 ARCHIVED = "cdc/"
 """Folder of archived commit logs that are to be read (:mod:`ringsync.ledger.archive`)."""
 
-CLOSE, LATE = "bucket_close/close", "out_of_sequence/queue"
+LATE = "out_of_sequence/queue"
 
 _POLL_S = 0.5
 
@@ -144,7 +145,8 @@ def wait_until_published(
 ) -> Waited:
     """Wait until all that the nodes had synced to their commit logs by a moment is in streams, replicas and Kafka.
 
-    :param synced_ms: time of the last write plus the nodes' ``commitlog_sync_period``, ms since the epoch
+    :param synced_ms: time of the last write plus the nodes' ``commitlog_sync_period``, ms since the epoch. Scylla's CDC
+        logs have a write at once
     :param tell: function that is called with what is left, again and again
     :raises StorageError: the store cannot be read
     """
@@ -180,16 +182,40 @@ def wait_until_published(
 
 
 def logs_left(seen: Seen, sync: Sync, synced_ms: int) -> Iterator[Left]:
-    """Yield nodes whose logs are not staged up to a moment, also those that have left the ring. Nodes that are down are
-    not waited for, nor are those that were down when they left, unless their logs can be read.
+    """Yield logs that are not staged up to a moment.
 
     The plan must begin after that moment: an older plan may lack a table that was written to.
     """
     if seen.plan is None or seen.plan.interval.start < synced_ms:
         yield Left(CLOSE, "the loops have not begun the next window interval")
+    elif seen.plan.of_scylla:
+        yield from _cdc_logs_left(seen.statuses.get(LOG_STAGE), seen.plan, synced_ms)
+    else:
+        yield from _commit_logs_left(seen, seen.plan, sync, synced_ms)
+
+
+def _cdc_logs_left(status: Status | None, plan: SyncPlan, synced_ms: int) -> Iterator[Left]:
+    """Yield tables whose CDC logs are not read up to a moment, also those that are not planned any more."""
+    if status is None:
+        yield Left(LOG_STAGE, f"the CDC logs are not read: {LOG_STAGE} has given no sign of life")
         return
-    former = [one.host for one in seen.plan.former if one.host.is_read]
-    for host in (*seen.plan.read_hosts, *former):
+    logs: dict[str, Status] = {table.schema.full_name: {} for table in plan.tables}
+    logs |= status.get("logs", {})
+    for table, log in logs.items():
+        is_behind = int(log.get("until_ms", 0)) < synced_ms
+        waiting_ms = log.get("waiting_from_ms")
+        if is_behind or (waiting_ms is not None and waiting_ms < synced_ms):
+            what = "it is being read" if is_behind else f"{log['waiting']:,} groups of rows are not complete"
+            reason = log.get("error") or status.get("error") or what
+            yield Left(LOG_STAGE, f"the CDC log of {table} is not staged: {reason}")
+
+
+def _commit_logs_left(seen: Seen, plan: SyncPlan, sync: Sync, synced_ms: int) -> Iterator[Left]:
+    """Yield nodes whose logs are not staged up to a moment, also those that have left the ring. Nodes that are down are
+    not waited for, nor are those that were down when they left, unless their logs can be read.
+    """
+    former = [one.host for one in plan.former if one.host.is_read]
+    for host in (*plan.read_hosts, *former):
         loop = f"commitlog_stage/{sync.queue_of(host.address, host.id)}"
         status = seen.statuses.get(loop, {})
         node = status.get("nodes", {}).get(host.id)
@@ -304,7 +330,7 @@ def kafka_left(store: ObjectStore, seen: Seen, folders: dict[str, set[str]]) -> 
 
 
 def _notes(seen: Seen) -> Iterator[str]:
-    for host in seen.plan.hosts if seen.plan else ():
+    for host in seen.plan.hosts if seen.plan and not seen.plan.of_scylla else ():
         if not host.is_read:
             yield f"node {host.endpoint} is not read (sync.datacenters): what only it has logged does not come"
         elif not host.up:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from ringsync.progress import duration
-from ringsync.service.health import ARCHIVE, CLOSE, SCHEMA, DagHealth
+from ringsync.service.expected import ARCHIVE, CLOSE, LOG_STAGE, SCHEMA
+from ringsync.service.health import DagHealth
 from ringsync.status import BOOTSTRAPS, Status, age_s
 
 Row = Sequence[Any]
@@ -43,6 +45,12 @@ def status_lines(statuses: Mapping[str, Status], dags: Mapping[str, DagHealth], 
         "node, state, segment, position, backlog MB, records, rows, late, errors",
         [_node(host, node) for host, node in nodes],
     )
+    if of_logs := statuses.get(LOG_STAGE):
+        yield from _table(
+            "CDC log of, read up to, behind s, groups waiting, error",
+            [_log(name, log, now_s) for name, log in of_logs.get("logs", {}).items()],
+        )
+        yield from _table("generations, clock skew s, log rows, errors", [_of_all_logs(of_logs)])
     if left_out := statuses.get(CLOSE, {}).get("datacenters_left_out"):
         yield from _table("not read (sync.datacenters), nodes", [(dc, ", ".join(of)) for dc, of in left_out.items()])
         yield f"{UNREAD}\n"
@@ -102,6 +110,20 @@ def _node(host: str, node: Status) -> Row:
         None if backlog is None else f"{backlog / 1e6:,.1f}",
         *(node.get(name) for name in ("records", "rows", "late", "errors")),
     )
+
+
+def _log(name: str, log: Status, now_s: float) -> Row:
+    behind_ms = log.get("behind_ms")
+    if behind_ms is None:  # it is not read yet
+        return name, None, None, log.get("waiting"), log.get("error")
+    until = datetime.fromtimestamp(log["until_ms"] / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return name, until, f"{now_s - log['until_ms'] / 1000:,.1f}", log.get("waiting"), log.get("error")
+
+
+def _of_all_logs(status: Status) -> Row:
+    skew_ms = status.get("clock_skew_ms")
+    skew = None if skew_ms is None else f"{skew_ms / 1000:,.1f}"
+    return status.get("generations"), skew, status.get("rows"), status.get("errors")
 
 
 def _published(name: str, table: Status, now_s: float) -> Row:

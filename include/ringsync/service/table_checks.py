@@ -1,0 +1,107 @@
+"""Checks of the tables before ``cdcservice start`` starts anything: which are followed, and can they be read?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ringsync.cluster.scylla import CdcOptions, options_in
+from ringsync.config.sync import Sync
+from ringsync.cql.identifiers import printable, quote
+from ringsync.scylla.log_schema import LOG_SUFFIX
+
+SHORT_TTL_S = 3600
+"""A log that forgets changes sooner than this leaves little time for repairs of the sync."""
+
+_OPTION = "cdc = {'enabled': true}"
+
+
+class CheckError(Exception):
+    """Something that the sync needs is missing or does not work; the message says what to do."""
+
+
+def check_cdc_logs(session: Any, sync: Sync) -> list[str]:
+    """Check that we may read the tables of a ScyllaDB that capture changes, and their logs.
+
+    :raises CheckError: the log of a table that is followed does not have what changed
+    :raises Unauthorized: we may not select from a table
+    """
+    rows = session.execute("SELECT keyspace_name, table_name, extensions FROM system_schema.tables")
+    found = {(row.keyspace_name, row.table_name): options_in(row) for row in rows}
+    cdc = {name: options for name, options in sorted(found.items()) if options is not None and options.enabled}
+    tables = {f"{printable(keyspace)}.{printable(table)}": (keyspace, table) for keyspace, table in cdc}
+    remarks = []
+    for table, (keyspace, name) in tables.items():
+        if sync.follows(table):
+            remarks += _judge_log(table, cdc[keyspace, name])
+            check_readable(session, keyspace, name)
+            check_readable(session, keyspace, name + LOG_SUFFIX)
+    told = tell_tables([*tables], sync, _OPTION)
+    return [*told, f"ScyllaDB: changes come from the logs (*{LOG_SUFFIX}), by CQL", *remarks]
+
+
+def _judge_log(table: str, options: CdcOptions) -> list[str]:
+    """Return remarks on a table's log.
+
+    :raises CheckError: it does not have what changed
+    """
+    if options.delta != "full":
+        raise CheckError(
+            f"the cdc of {table} has delta = keys: its log does not say what was written. ALTER TABLE {table} WITH "
+            "cdc = {'enabled': true}, or leave the table out (sync.exclude)"
+        )
+    if options.ttl_s == 0:
+        return [f"warning: the log of {table} has ttl = 0: nothing ever removes its rows"]
+    if options.ttl_s < SHORT_TTL_S:
+        return [
+            f"warning: the log of {table} keeps its rows for {options.ttl_s:,} s only (ttl): what was not read until "
+            "then is lost"
+        ]
+    return []
+
+
+def tell_tables(tables: Sequence[str], sync: Sync, option: str = "cdc = true") -> list[str]:
+    """Return remarks on which tables are followed and which are not.
+
+    :param tables: names of the tables that capture changes, ``keyspace.table`` as in CQL
+    :param option: the table option that makes a table capture changes
+    """
+    if not tables:
+        return [f"no table has {option} yet: ALTER TABLE … WITH {option}, or cdcservice bootstrap"]
+    followed = [table for table in tables if sync.follows(table)]
+    left_out = [table for table in tables if table not in followed]
+    remarks = [f"tables that are followed: {', '.join(_with_settings(table, sync) for table in followed)}"]
+    if not followed:
+        remarks = [f"warning: no table is followed: sync.include and sync.exclude leave out all that have {option}"]
+    if left_out:
+        remarks.append(f"tables with {option} that sync.include or sync.exclude leaves out: {', '.join(left_out)}")
+    useless = sync.useless_patterns(tables)
+    return [*remarks, *(f"warning: {pattern} names no table that has {option}" for pattern in useless)]
+
+
+def _with_settings(table: str, sync: Sync) -> str:
+    settings = [
+        *([f"after_image: {image}"] if (image := sync.after_image_of(table)) != sync.after_image else []),
+        *(["bucket_by: arrival"] if sync.bucket_by_of(table) == "arrival" else []),
+        *(
+            [f"expand_deletions: {str(own).lower()}"]
+            if (own := sync.expand_deletions_of(table)) != sync.expand_deletions
+            else []
+        ),
+    ]
+    return f"{table} ({', '.join(settings)})" if settings else table
+
+
+def check_readable(session: Any, keyspace: str, table: str) -> None:
+    """Check that we may select from a table; one row at most is read.
+
+    :raises Unauthorized: we may not select from it
+    """
+    rows = session.execute(
+        "SELECT column_name, kind, position FROM system_schema.columns WHERE keyspace_name = %s AND table_name = %s",
+        (keyspace, table),
+    )
+    key = [row.column_name for row in sorted(rows, key=lambda row: row.position) if row.kind == "partition_key"]
+    columns = ", ".join(map(quote, key))
+    name = f"{quote(keyspace)}.{quote(table)}"
+    session.execute(f"SELECT {columns} FROM {name} WHERE token({columns}) = 0 LIMIT 1")
