@@ -159,16 +159,27 @@ def _key(values: list[Any], table: TableSchema) -> tuple[Any, ...]:
     return tuple(identity(column.type, one) if column.kind == "clustering" else one for column, one in columns)
 
 
-def differences(source: Rows, replica: Rows) -> list[str]:
-    """What differs, in words; empty when every cell is equal."""
+def differences(source: Rows, replica: Rows, slack_s: int = 0) -> list[str]:
+    """What differs, in words; empty when every cell is equal.
+
+    :param slack_s: so much may expiries differ: protocol v4 tells them no better
+    """
     found = [f"missing in replica: {key}" for key in source.keys() - replica.keys()]
     found += [f"not in source: {key}" for key in replica.keys() - source.keys()]
     for key in source.keys() & replica.keys():
         for name in source[key].keys() | replica[key].keys():
             ours, theirs = replica[key].get(name), source[key].get(name)
-            if repr(ours) != repr(theirs):
+            if repr(ours) != repr(theirs) and not (slack_s and _are_close(ours, theirs, slack_s)):
                 found.append(f"{key} {name}: source {theirs}, replica {ours}")
     return found
+
+
+def _are_close(one: Cell | None, other: Cell | None, slack_s: int) -> bool:
+    """Whether two cells are equal but for some seconds of their expiry."""
+    if one is None or other is None or repr(one[:2]) != repr(other[:2]):
+        return False
+    pairs = zip(*(cell[2] if isinstance(cell[2], list) else [cell[2]] for cell in (one, other)), strict=True)
+    return all(a == b or (a is not None and b is not None and abs(a - b) <= slack_s) for a, b in pairs)
 
 
 def _to_python(batches: Any) -> list[dict[str, Any]]:

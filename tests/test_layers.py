@@ -18,7 +18,7 @@ LAYERS = [
     {"schema", "ring"},
     {"changes"},
     {"formats"},
-    {"images"},
+    {"images", "scylla"},
     {"storage"},
     {"config"},
     {"cluster", "streams"},
@@ -33,7 +33,7 @@ LAYERS = [
 ]
 """From the bottom; a module may import its own room and rooms below its own."""
 
-CORE = {"compiled", "cql", "avro", "schema", "ring", "changes", "formats", "images"}
+CORE = {"compiled", "cql", "avro", "schema", "ring", "changes", "formats", "scylla", "images"}
 CORE_LIBRARIES = {"numpy", "numba", "llvmlite", "pyarrow", "fastavro", "isal", "cryptography"}
 
 

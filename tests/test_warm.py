@@ -40,6 +40,16 @@ for one in logged("5.0-v8-plain"):
     images = row_images_of(merged, one.table, "raw")
 """
 
+CDC_LOG = """
+from uuid import UUID
+from tests.scylla.random_mutations import CLUSTERED, Maker
+from tests.scylla_model.log_rows import log_rows
+
+maker, time = Maker(CLUSTERED, 1), UUID("b223c55e-6d07-11ea-7654-24e4fb3f20b9")
+rows = [row for _ in range(50) for row in log_rows(maker.mutation(), lambda _: time)]
+CLUSTERED.decode(CLUSTERED.page(rows), log_ttl_s=86_400, take_incomplete=True)
+"""
+
 END = """
 after = compiled()
 print(json.dumps({name: [before.get(name), count] for name, count in after.items() if before.get(name) != count}))
@@ -47,5 +57,5 @@ print(json.dumps({name: [before.get(name), count] for name, count in after.items
 
 
 def test_publishing_a_change_compiles_nothing_more() -> None:
-    """Tables of all kinds, from a log of random statements."""
-    assert json.loads(output_of(PROGRAM + END)) == {}
+    """Tables of all kinds, from a log of random statements, and a CDC log with all kinds of rows."""
+    assert json.loads(output_of(PROGRAM + CDC_LOG + END)) == {}

@@ -22,6 +22,7 @@ from cassandra import ConsistencyLevel
 from ringsync.cluster.schema import read_table
 from ringsync.config import load_config
 from ringsync.ledger.staging import closed_until
+from ringsync.service.expected import Expected
 from ringsync.service.health import problems
 from ringsync.status import STOP_KEY, read_status, read_statuses
 from servers.cassandra import CassandraNode
@@ -247,7 +248,10 @@ def is_read(running: Pipeline, node: CassandraNode) -> bool:
 def troubles(running: Pipeline, *nodes: CassandraNode) -> list[str]:
     """What ``cdcservice status`` says is wrong with nodes."""
     endpoints = [f"{node.contact_point}:{node.port}" for node in nodes]
-    told = [one.text for one in problems(read_statuses(running.store), {}, ("default",), False, time.time())]
+    told = [
+        one.text
+        for one in problems(read_statuses(running.store), {}, Expected.of_commit_logs(["default"]), False, time.time())
+    ]
     return [one for one in told if any(endpoint in one for endpoint in endpoints)]
 
 

@@ -16,6 +16,7 @@ from cassandra import ConsistencyLevel
 from ringsync.config import load_config
 from ringsync.ledger.staging import closed_until
 from ringsync.service.checks import check_cluster
+from ringsync.service.expected import Expected
 from ringsync.service.health import Kind, problems
 from ringsync.service.show import UNREAD, status_lines
 from ringsync.status import read_statuses
@@ -129,6 +130,6 @@ def says_what_is_not_read(running: Pipeline, away: CassandraNode) -> None:
     endpoint = f"{away.contact_point}:{away.port}"
     assert ["dc2", endpoint] in [line.split() for line in lines]
     assert any(UNREAD in line for line in lines)
-    told = problems(statuses, {}, ("default",), False, now_s)
+    told = problems(statuses, {}, Expected.of_commit_logs(["default"]), False, now_s)
     assert {one.kind for one in told} <= {Kind.LOOP_SILENT}, told  # of loops that this test does not start
     assert all(node["endpoint"] != endpoint for node in statuses["commitlog_stage/default"]["nodes"].values())

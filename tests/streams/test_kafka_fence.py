@@ -19,7 +19,8 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
 from ringsync.config import Kafka
-from ringsync.service.checks import CheckError, check_kafka
+from ringsync.service.checks import check_kafka
+from ringsync.service.table_checks import CheckError
 from ringsync.steps.passes.sink_feed import SinkFeed
 from ringsync.streams.files import FileStream, StreamDamagedError
 from ringsync.streams.kafka.client import KafkaSettings, KafkaTopics

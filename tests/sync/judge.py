@@ -29,7 +29,13 @@ from tests.sync.scenario import NOT_FOLLOWED
 
 
 def judge(
-    store: ObjectStore, session: Any, tables: Sequence[str], bootstrapped: Collection[str], sync: Sync
+    store: ObjectStore,
+    session: Any,
+    tables: Sequence[str],
+    bootstrapped: Collection[str],
+    sync: Sync,
+    not_followed: Collection[str] = NOT_FOLLOWED,
+    slack_s: int = 0,
 ) -> dict[str, int]:
     """Compare everything.
 
@@ -37,6 +43,8 @@ def judge(
     :param tables: whose whole stream there is
     :param bootstrapped: those that have a replica
     :param sync: says of which tables the messages hold the whole row
+    :param not_followed: tables of which there may be no message
+    :param slack_s: so much may expiries differ, s
     :returns: rows of each table
     """
     found: dict[str, int] = {}
@@ -55,7 +63,7 @@ def judge(
         told = [source, modelled]
         if name in bootstrapped and not complete:  # no message tells which entries the scan has read
             told = [_without_lists(rows, table) for rows in told]
-        wrong += [f"stream of {name}: {one}" for one in differences(*told)]
+        wrong += [f"stream of {name}: {one}" for one in differences(*told, slack_s)]
         if complete:
             newest = NewestModel(table).apply_all(messages).rows(now)
             wrong += [f"newest of {name}: {one}" for one in newest_differences(source, newest)]
@@ -64,8 +72,8 @@ def judge(
         if name in bootstrapped:
             uris = [store.uri(folder(table.keyspace, table.name)) for folder in (base_folder, changes_folder)]
             replica = synced_rows(*uris, table, now)
-            wrong += [f"replica of {name}: {one}" for one in differences(source, replica)]
-    for name in NOT_FOLLOWED:
+            wrong += [f"replica of {name}: {one}" for one in differences(source, replica, slack_s)]
+    for name in not_followed:
         topic = data_topic("test", read_table(session, *name.split(".")))
         wrong += [f"a message in {topic}/{bucket}" for bucket in FileStream(store, topic).folders()]
     assert not wrong, (len(wrong), wrong[:8])

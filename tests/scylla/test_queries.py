@@ -1,0 +1,93 @@
+"""How many requests the reading of a log takes, hour by hour: docs/scylla.md has these figures."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from ringsync.scylla.generations import Generation, StreamRange
+from ringsync.scylla.progress import Position, Rules
+from ringsync.scylla.stream_ids import StreamId
+from ringsync.sources.cdc_log import STREAMS_AT_ONCE, grouped
+from ringsync.steps.scylla.followed_logs import LONGEST_ROUND_MS, FollowedTable
+from ringsync.steps.scylla.log_work import plan_work
+
+NOW = 1_790_000_000_000
+HOUR = 3_600_000
+RULES = Rules(30_000, 15_000, HOUR, 12_600_000, 43_200_000)
+
+
+def generation(nodes: int, shards: int, vnodes: int) -> Generation:
+    chance = random.Random(nodes)
+    ends = sorted({chance.randrange(-(2**63), 2**63) for _ in range(nodes * vnodes)})
+    ranges = [
+        StreamRange(end, tuple(StreamId.of(before + 1, shard, index) for shard in range(shards)))
+        for index, (before, end) in enumerate(pairwise([ends[0] - 10**6, *ends]))
+    ]
+    return Generation(NOW - 10**9, tuple(ranges))
+
+
+def followed(of: Generation) -> FollowedTable:
+    log: Any = None
+    return FollowedTable("a" * 32, "shop.orders", log, (of,), {of.time_ms: grouped(of, None)})
+
+
+def requests(table: FollowedTable, begin_ms: int, until_ms: int, rules: Rules, rows: int) -> tuple[Counter[str], int]:
+    """The requests of each kind until a moment, by a reader that begins now; and when it had caught up."""
+    position, now, caught_up = Position.begin(begin_ms, [table.generations[0].time_ms], 15_000), NOW, 0
+    counts: Counter[str] = Counter()
+    while now < until_ms:
+        planned = plan_work(table, position, 0, now, rules)
+        if planned.is_due:
+            for work in planned.works:
+                counts["window" if work.piece.kind == "window" else "sweep"] += 1
+            read = Counter({"window_rows": rows, "near_rows": rows, "far_rows": rows})
+            position = planned.taken(read, (), {})
+        caught_up = caught_up or (now if now - position.until_ms <= rules.confidence_ms + rules.window_ms else 0)
+        now += 1000
+    return counts, caught_up
+
+
+def test_streams_share_requests_as_far_as_scylla_allows() -> None:
+    small, large = generation(3, 8, 256), generation(4, 64, 16)
+    assert [len(streams) for streams, _ in grouped(small, None)] == [96] * 64
+    assert [len(streams) for streams, _ in grouped(large, None)] == [64] * 64
+    huge = grouped(generation(1, 250, 2), None)
+    assert [len(streams) for streams, _ in huge] == [100, 100, 50, 100, 100, 50]
+    named = [stream for streams, _ in grouped(small, None) for stream in streams]
+    assert named == [stream.data for stream in small.streams]
+    assert max(len(streams) for streams, _ in huge) <= STREAMS_AT_ONCE
+
+
+@pytest.mark.parametrize("rows", [0, 100])
+def test_an_hour_of_three_nodes(rows: int) -> None:
+    """64 requests in 15 s; sweeps read the last hours again once in an hour."""
+    counts, _ = requests(followed(generation(3, 8, 256)), NOW - 30_000, NOW + HOUR, RULES, rows)
+    assert counts["window"] <= 64 * 245
+    assert counts["sweep"] <= 64 * 12
+
+
+def test_a_cold_start_takes_few_rounds() -> None:
+    """A day that is behind: some rounds over all streams, not one for each window of a day."""
+    table = followed(generation(3, 8, 256))
+    counts, caught_up = requests(table, NOW - 24 * HOUR, NOW + 60_000, RULES, 100)
+    assert NOW < caught_up <= NOW + 20_000
+    assert counts["window"] <= 64 * 16
+
+
+def test_a_hundred_nodes_are_not_asked_more_often_than_agreed() -> None:
+    """25,600 token ranges with 64 streams each: windows are longer, so that it is 500 requests a second at most."""
+    of = generation(100, 64, 4)
+    scale = 256 // 4
+    round_of_all = scale * len(grouped(of, None))
+    assert round_of_all == 25_600
+    rules = replace(RULES, window_ms=min(1000 * round_of_all // 500, LONGEST_ROUND_MS))
+    assert rules.window_ms == 51_200
+    counts, _ = requests(followed(of), NOW - 60_000, NOW + HOUR, rules, 100)
+    assert counts["window"] * scale <= 500 * 3600 * 1.05
+    assert counts["sweep"] * scale <= 12 * 25_600
