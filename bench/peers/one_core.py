@@ -57,6 +57,24 @@ class Passes:
         return min(self.passes[1:] or self.passes, key=lambda one: one.cpu_seconds)
 
 
+@dataclass(frozen=True)
+class Finished:
+    """What a program has printed and used.
+
+    :ivar lines: the lines of its output
+    :ivar began: when it was started, monotonic clock
+    :ivar seconds: from the start of the process to its end
+    :ivar cpu_seconds: user and system time of the whole process
+    :ivar peak_mb: largest resident memory
+    """
+
+    lines: list[dict[str, Any]]
+    began: float
+    seconds: float
+    cpu_seconds: float
+    peak_mb: float
+
+
 def on_one_core(command: Sequence[str], core: int, name: str, environment: dict[str, str] | None = None) -> Passes:
     """Run a program until it ends.
 
@@ -65,6 +83,19 @@ def on_one_core(command: Sequence[str], core: int, name: str, environment: dict[
     :param core: number of the only core that the program may use
     :param name: the program's name in messages
     :param environment: variables that the program gets beside ours
+    :raises ServerError: it fails; with its last lines
+    """
+    done = run_on_one_core(command, core, name, environment)
+    ready = [line["first_batch"] - done.began for line in done.lines if "first_batch" in line]
+    passes = tuple(Pass(**line) for line in done.lines if "first_batch" not in line)
+    return Passes(passes, min(ready, default=None), done.seconds, done.cpu_seconds, done.peak_mb)
+
+
+def run_on_one_core(
+    command: Sequence[str], core: int, name: str, environment: dict[str, str] | None = None
+) -> Finished:
+    """Run a program that prints a JSON object in each line, until it ends. The parameters are :func:`on_one_core`'s.
+
     :raises ServerError: it fails; with its last lines
     """
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
@@ -85,7 +116,5 @@ def on_one_core(command: Sequence[str], core: int, name: str, environment: dict[
         printed = output.read()
         if process.returncode != 0:
             raise ServerError(f"{name} failed:\n{last_lines(printed + errors.read(), 40)}")
-    lines: list[dict[str, Any]] = [json.loads(line) for line in printed.splitlines()]
-    ready = [line["first_batch"] - began for line in lines if "first_batch" in line]
-    passes = tuple(Pass(**line) for line in lines if "first_batch" not in line)
-    return Passes(passes, min(ready, default=None), end, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024)
+    lines = [json.loads(line) for line in printed.splitlines()]
+    return Finished(lines, began, end, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024)
