@@ -16,6 +16,10 @@ help: ## Show this help
 demo: $(ENVIRONMENT) ## Real Cassandra, Airflow and Spark here: copy 5 tables during writes, find 0 differences
 	@$(BIN)/python -m examples.flights.demo
 
+.PHONY: demo-scylla
+demo-scylla: $(ENVIRONMENT) ## A ScyllaDB table (a stand-in): its CDC log, messages and replica; find 0 differences
+	@$(BIN)/python -m examples.scylla.demo
+
 .PHONY: test
 test: $(ENVIRONMENT) ## Lint, types and all tests (real servers, Spark and Airflow): some 20 minutes on two cores
 	@$(MAKE) --no-print-directory -j 3 lint test-jars kernels spark-classes
@@ -54,6 +58,7 @@ bench: $(ENVIRONMENT) ## Benchmarks against peers, over an hour: each prints a B
 	$(BIN)/python bench/kafka_relay.py
 	$(BIN)/python bench/row_reads.py
 	$(BIN)/python bench/late_rows.py
+	$(BIN)/python bench/scylla_log.py
 	$(BIN)/python bench/sync.py lag
 	$(BIN)/python bench/sync.py backlog
 

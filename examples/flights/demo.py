@@ -34,7 +34,7 @@ from ringsync.cli import Run, patient, read_report, start
 from ringsync.config import Config, ConfigError, load_config
 from ringsync.ledger.passes import get_pass, pass_numbers
 from ringsync.progress import follow, read_progress
-from ringsync.service.health import expected_loops
+from ringsync.service.expected import expected_in
 from ringsync.service.published import wait_until_published
 from ringsync.status import read_statuses
 from ringsync.steps.application import ExitCode
@@ -187,7 +187,7 @@ def start_sync(config: Config, console: Console) -> None:
     """
     store, begun_ms = store_of(config), time.time() * 1000
     cdcservice("start")
-    wanted = set(expected_loops(config.sync.queues))
+    wanted = set(expected_in(config, store).loops)
     told(console, "Waiting until the loops of the sync run, each a Spark of its own", wait_for, store, wanted, begun_ms)
 
 

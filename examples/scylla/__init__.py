@@ -1,0 +1,1 @@
+"""The demo of a ScyllaDB table: its CDC log, messages and replica."""
