@@ -42,6 +42,11 @@ test-chaos: $(ENVIRONMENT) ## The long tests, some three hours: kills, nodes tha
 	$(BIN)/python -m servers.jars cassandra-5.0 delta gcs kafka apicurio
 	$(BIN)/python -m pytest -m chaos
 
+.PHONY: test-scylla
+test-scylla: $(ENVIRONMENT) ## The sync of a real ScyllaDB: RINGSYNC_SCYLLA=host:port make test-scylla
+	$(BIN)/python -m servers.jars delta
+	$(BIN)/python -m pytest -m chaos tests/scylla/test_live.py
+
 .PHONY: lint
 lint: $(ENVIRONMENT) ## Format, lint and types only
 	$(BIN)/ruff format --check .

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
 import sys
 import tempfile
 import threading
@@ -31,7 +30,7 @@ from tests.scylla_sim.cluster import Disturbances
 from tests.scylla_sim.tables import BaseTable, CqlColumn
 from tests.scylla_sim.workload import Habits
 from tests.scylla_sim.world import World
-from tests.sync.pipeline import PROJECT, Pipeline, pipeline, wait_until_drained, write_conf
+from tests.sync.pipeline import Pipeline, pipeline, wait_until_drained, write_conf
 
 ORDERS = BaseTable(
     "shop",
@@ -60,21 +59,6 @@ def say(text: str) -> None:
 BEGAN = time.monotonic()
 
 
-def application(loops: Pipeline, name: str, folder: Path) -> dict[str, Any]:
-    """Run an application to its end, and return its report."""
-    log = folder / f"{name}.log"
-    script, table = str(PROJECT / "spark_apps" / f"{name}.py"), ORDERS.full_name
-    spark_submit = [str(Path(sys.executable).parent / "spark-submit"), "--master", "local[2]", "--conf"]
-    spark_submit += [f"spark.jars={loops.environment['RINGSYNC_SPARK_JARS']}", script]
-    arguments = [*spark_submit, "--conf", str(loops.conf), "--table", table, "--run", "demo"]
-    with log.open("ab") as out:
-        done = subprocess.run(arguments, env=loops.environment, stdout=out, stderr=subprocess.STDOUT, check=False)
-    if done.returncode:
-        sys.exit(f"{name} failed:\n{log.read_text()[-3000:]}")
-    report: dict[str, Any] = json.loads(loops.store.get(f"reports/{name}/demo.json"))
-    return report
-
-
 def main() -> None:
     for package in ("cassandra-5.0", "delta"):
         fetch(package, DEFAULT_CACHE)
@@ -99,13 +83,13 @@ def main() -> None:
         writing = threading.Thread(target=write, args=(WRITING_S,))
         writing.start()
         for step in ("bootstrap_prepare", "bootstrap_scan", "bootstrap_drain"):
-            application(loops, step, folder)
+            loops.run(step, "demo", "--table", ORDERS.full_name)
             say(f"{step} is done, while others write")
         writing.join()
         say(f"{world.counts['written']} writes, {world.materialiser.written} rows in the log; waiting for the last one")
         wait_until_drained(loops.store, 120, loops.check)
         show_messages(loops, world)
-        report = application(loops, "replica_verify", folder)
+        report = loops.run("replica_verify", "demo", "--table", ORDERS.full_name)
         rows, cells, differences = (report[name] for name in ("rows", "cells", "differences"))
         say(f"verified: {rows} rows, {cells} cells with writetime and TTL: {differences} differences")
         if differences:

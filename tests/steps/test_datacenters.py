@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -110,7 +111,8 @@ def test_all_replicas_are_asked_as_long_as_they_are_alive(
 
     monkeypatch.setattr(rows_after, "read_rows", read_rows)
     monkeypatch.setattr(rows_after, "ControlClient", nullcontext)
-    monkeypatch.setattr(rows_after, "scan_session", lambda *_: None)
+    monkeypatch.setattr(rows_after, "scan_session", lambda *_: SimpleNamespace(reads_as_of=True))
+    monkeypatch.setattr(rows_after, "tells_element_times", lambda *_: True)
     reader = AfterReader(load_config(lake.conf), VERSION, "source", ring, control=None, replica=None, disagreed=True)  # type: ignore[arg-type]
     found = images_after(reader, merged(change_rows([Write(1, 1, "short-lived", NOW.start * 1000)], TABLE), TABLE))
     assert (levels, found.open.tolist()) == (asked, [is_open])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -87,6 +88,21 @@ class Pipeline:
             self.running[name] = subprocess.Popen(
                 arguments, env=self.environment, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
             )
+
+    def run(self, name: str, run: str, *options: str) -> dict[str, Any]:
+        """Run an application to its end, and return its report.
+
+        :raises AssertionError: it ends with another exit code than 0
+        """
+        log = self._folder / f"{name}.log"
+        spark_submit = [str(Path(sys.executable).parent / "spark-submit"), "--master", "local[2]", "--conf"]
+        spark_submit += [f"spark.jars={self.environment['RINGSYNC_SPARK_JARS']}", f"{PROJECT}/spark_apps/{name}.py"]
+        arguments = [*spark_submit, "--conf", str(self.conf), "--run", run, *options]
+        with log.open("ab") as out:
+            done = subprocess.run(arguments, env=self.environment, stdout=out, stderr=subprocess.STDOUT, check=False)
+        assert not done.returncode, f"{name} has failed:\n{log.read_text()[-3000:]}"
+        report: dict[str, Any] = json.loads(self.store.get(f"reports/{name}/{run}.json"))
+        return report
 
     def check(self) -> None:
         """Fail if an application has ended that nobody has killed."""
