@@ -221,11 +221,11 @@ class LogStager:
         for one in planned:
             table_id = one.table.table_id
             result = found[table_id]
-            if table_id not in failed:
-                known = [self._gaps[table_id]] if table_id in self._gaps else []
-                for gap in (*known, *one.undescribed()):
-                    self._note_gap(one.table, *gap)
             if table_id not in failed or result.too_many:
+                # A shortened window keeps a position that is behind the gap already.
+                known = [self._gaps[table_id]] if table_id in self._gaps else []
+                for gap in (*known, *(one.undescribed() if table_id not in failed else ())):
+                    self._note_gap(one.table, *gap)
                 positions[table_id] = one.taken(
                     result.counts, result.waiting, result.sums, result.missed, result.too_many
                 )
