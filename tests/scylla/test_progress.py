@@ -22,6 +22,7 @@ from ringsync.scylla.progress import (
     due,
     grown,
     late_ms,
+    noticed,
     summed,
     sweep_pieces,
     swept_far,
@@ -63,12 +64,16 @@ def test_every_moment_of_every_generation_is_read(seed: int) -> None:
         end_ms = window_end(position, now, RULES)
         if end_ms is not None:
             assert end_ms <= now - RULES.confidence_ms
-            for piece in window_pieces(position, end_ms, known):
+            position = noticed(position, known)
+            for piece in (*window_pieces(position, end_ms, known), *again_pieces(position, known)):
+                # Whatever is read can be read in shorter steps.
+                assert piece.end_ms - piece.start_ms <= max(end_ms - position.until_ms, position.again_ms)
                 read[piece.generation_ms].append(piece)
-            times = [one.start_ms for one in known]
-            position = advanced(position, end_ms, times, chance.choice((0, 10, WANTED_ROWS, 10**7)), RULES)
+            position = was_read_again(position, chance.choice((0, 10, WANTED_ROWS, 10**7)))
+            position = advanced(position, end_ms, chance.choice((0, 10, WANTED_ROWS, 10**7)), RULES)
         now += chance.choice((1_000, 15_000, 120_000))
     every = intervals(begins)
+    assert not position.again
     for one in every:
         begin = max(one.start_ms, START - 60_000)
         end = min(position.until_ms, one.end_ms if one.end_ms is not None else position.until_ms)
@@ -86,7 +91,7 @@ def test_a_cold_start_needs_few_windows() -> None:
     now = START + 30 * 86_400_000
     position, windows = Position.begin(START, [START], RULES.window_ms), 0
     while (end_ms := window_end(position, now, RULES)) is not None:
-        position, windows = advanced(position, end_ms, [START], 0, RULES), windows + 1
+        position, windows = advanced(position, end_ms, 0, RULES), windows + 1
     assert windows <= 11
     assert position.until_ms == now - RULES.confidence_ms
 
@@ -149,10 +154,10 @@ def test_what_comes_late_is_in_a_sweep_after_it(seed: int, of_all: bool) -> None
                 least_ms = late_ms(rules) if row[0] >= piece.compared_from_ms else 0
                 read[row] += row[1] >= max(piece.arrived_from_ms, row[0] + least_ms)
         near = sums([piece for piece in sweeps if piece.kind == "near"])
-        position = swept_far(swept_near(was_read_again(position), near, 10), 10)
+        position = swept_far(swept_near(was_read_again(position, 10), near, 10), 10)
         position = summed(position, sums(windows), rules)
         if end_ms is not None:
-            position = advanced(position, end_ms, [one.start_ms for one in known], 10, rules)
+            position = advanced(position, end_ms, 10, rules)
         now += 15_000
     # With vnodes, Scylla takes a write into a generation only while this operates.
     ended = known[1].start_ms
@@ -184,10 +189,33 @@ def test_slots_that_have_not_changed_are_not_read_again() -> None:
     other = swept_near(replace(position, near=near), {begin: (3, 4, 8), begin + SLOT_MS: (1, 1, 1)}, 3)
     assert other.again == ((begin + SLOT_MS, begin + 2 * SLOT_MS),)
     assert other.slots == ((begin, 3, 4, 8), (begin + SLOT_MS, 1, 1, 1))
-    assert was_read_again(replace(other, again_ms=SLOT_MS // 2)).again == (
+    assert was_read_again(replace(other, again_ms=SLOT_MS // 2), 5).again == (
         (begin + SLOT_MS + SLOT_MS // 2, begin + 2 * SLOT_MS),
     )
-    assert was_read_again(other).again == ()
+    assert was_read_again(other, 5).again == ()
+
+
+def test_a_generation_that_gets_its_streams_late_is_read_in_steps() -> None:
+    """It may have been stepped over weeks ago, and have more rows than a task can take at once."""
+    first, late, last = START - 10**9, START - 10**8, START - 5 * 10**7
+    generations = intervals([first, late, last])
+    position = replace(Position.begin(START - 2 * 10**8, [first, last], 15_000), until_ms=START)
+    position = noticed(position, generations)
+    assert noticed(position, generations) == position
+    assert position.again == ((late, last + OVERLAP_MS),)
+    at_ms, steps = late, 0
+    while position.again:
+        pieces = {piece.generation_ms: piece for piece in again_pieces(position, generations)}
+        assert pieces[late].start_ms == at_ms
+        at_ms, steps = pieces[late].end_ms, steps + 1
+        position = was_read_again(position, 0)
+    assert at_ms == last + OVERLAP_MS
+    assert steps < 10
+    shrunk = replace(noticed(replace(position, known=(first, last)), generations), again_ms=1)
+    assert again_pieces(shrunk, generations)[-1] == Piece(late, late, late + 1, "again")
+    # What is older than the begin of the reading was never to be read.
+    begun = noticed(replace(position, known=(last,), begin_ms=last + OVERLAP_MS + 1), generations)
+    assert (begun.again, begun.known) == ((), (first, late, last))
 
 
 def test_a_sweep_after_a_stop_begins_where_the_one_before_was_blind() -> None:
@@ -210,7 +238,7 @@ def test_a_sweep_after_a_stop_begins_where_the_one_before_was_blind() -> None:
 def test_windows_do_not_agree_on_more_than_they_have_read() -> None:
     position = Position.begin(START, [START - 1], 15_000)
     for _ in range(50):
-        position = advanced(position, position.until_ms + 15_000, [START - 1], 40_000, RULES)
+        position = advanced(position, position.until_ms + 15_000, 40_000, RULES)
     assert position.window_ms == 30_000
 
 

@@ -14,7 +14,7 @@ its digests. The far one is for what comes later than that; it keeps what its ow
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 from uuid import UUID
@@ -83,7 +83,7 @@ class Position:
     """How far a table's log is read.
 
     :ivar until_ms: all earlier write times are read, ms since the epoch
-    :ivar known: times of the generations that were known then
+    :ivar known: times of the generations whose streams were read
     :ivar waiting: groups that are not complete
     :ivar window_ms: length of the next window
     :ivar near: the sweep of the last hour or so; ``far``: that of all that the generations have
@@ -201,16 +201,25 @@ def window_end(position: Position, now_ms: int, rules: Rules) -> int | None:
 def window_pieces(position: Position, end_ms: int, generations: Sequence[Interval]) -> list[Piece]:
     """Return what to read for a window: from where the position is up to ``end_ms``.
 
-    A generation that became known only now, though its time is over or runs, is read from its beginning.
-
     :param generations: intervals of all that are known, in the order of their times
     """
-    pieces = []
-    for one in generations:
-        first = one.start_ms if one.start_ms not in position.known else max(one.start_ms, position.until_ms)
-        if first < (last := _last_ms(one, end_ms)):
-            pieces.append(Piece(one.start_ms, first, last))
-    return pieces
+    found = ((one.start_ms, max(one.start_ms, position.until_ms), _last_ms(one, end_ms)) for one in generations)
+    return [Piece(time_ms, first, last) for time_ms, first, last in found if first < last]
+
+
+def noticed(position: Position, described: Sequence[Interval]) -> Position:
+    """Return the position once these generations have streams. What was read without the streams of a new one is to be
+    read again.
+
+    :param described: intervals of all that have streams
+    """
+    late = [
+        (first, last)
+        for one in described
+        if one.start_ms not in position.known
+        and (first := max(one.start_ms, position.begin_ms)) < (last := _last_ms(one, position.until_ms))
+    ]
+    return replace(position, known=tuple(one.start_ms for one in described), again=(*position.again, *late))
 
 
 def _last_ms(generation: Interval, end_ms: int) -> int:
@@ -232,26 +241,21 @@ def again_pieces(position: Position, generations: Sequence[Interval]) -> list[Pi
     return [Piece(time_ms, first, last, "again") for time_ms, first, last in found if first < last]
 
 
-def was_read_again(position: Position) -> Position:
-    """Return the position after a step of what is read again."""
+def was_read_again(position: Position, rows: int) -> Position:
+    """Return the position after a step of what is read again, which had so many rows."""
     if not position.again:
         return position
-    (_, end_ms), reached_ms = position.again[0], again_end(position)
+    (start_ms, end_ms), reached_ms = position.again[0], again_end(position)
     left = ((reached_ms, end_ms),) if reached_ms < end_ms else ()
-    again_ms = min(SLOT_MS, GROWTH_OF_SMALL * position.again_ms)
+    again_ms = grown(reached_ms - start_ms, rows, min(position.again_ms, SLOT_MS))
     return replace(position, again=(*left, *position.again[1:]), again_ms=again_ms)
 
 
-def advanced(position: Position, end_ms: int, described: Iterable[int], rows: int, rules: Rules) -> Position:
-    """Return the position after a window.
-
-    :param described: times of the generations that have streams
-    :param rows: rows that the window had
-    """
+def advanced(position: Position, end_ms: int, rows: int, rules: Rules) -> Position:
+    """Return the position after a window, which had so many rows."""
     return replace(
         position,
         until_ms=end_ms,
-        known=tuple(described),
         # Not from what was agreed: a table whose windows are all of the shortest kind must not agree on days.
         window_ms=grown(end_ms - position.until_ms, rows, min(position.window_ms, rules.window_ms)),
     )

@@ -75,6 +75,11 @@ class FollowedTable:
         """When the generations operate."""
         return intervals([one.time_ms for one in self.generations])
 
+    @property
+    def described(self) -> list[Interval]:
+        """When those generations operate that have streams."""
+        return [when for one, when in zip(self.generations, self.intervals, strict=True) if one.ranges]
+
 
 class FollowedLogs:
     """Looks at the cluster, and remembers what has not changed."""

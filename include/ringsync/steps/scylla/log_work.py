@@ -18,6 +18,7 @@ from ringsync.scylla.progress import (
     advanced,
     again_pieces,
     due,
+    noticed,
     summed,
     sweep_pieces,
     swept_far,
@@ -80,7 +81,7 @@ class Planned:
             return self._shortened(self.position, too_many)
         position = self.position
         if "again" not in missed:
-            position = was_read_again(position)
+            position = was_read_again(position, rows["again"])
         if "near" not in missed:
             position = swept_near(position, sums.get("near", {}), rows["near"])
         if "far" not in missed:
@@ -90,8 +91,7 @@ class Planned:
         position = summed(position, sums.get("window", {}), self.rules)
         if self.end_ms is None:
             return position
-        described = (one.time_ms for one in self.table.generations if one.ranges)
-        return advanced(position, self.end_ms, described, rows["window"], self.rules)
+        return advanced(position, self.end_ms, rows["window"], self.rules)
 
     def undescribed(self) -> list[tuple[int, int]]:
         """Return the parts of the window, ms, in which a generation operated that has no streams, and never got any:
@@ -108,10 +108,10 @@ class Planned:
 
     def _shortened(self, position: Position, too_many: Collection[Kind]) -> Position:
         read_ms = {"window": position.window_ms if self.end_ms is None else self.end_ms - position.until_ms}
-        read_ms["again"] = position.again_ms
-        for kind, sweep in (("near", position.near), ("far", position.far)):
-            pieces = [work.piece for work in self.works if work.piece.kind == kind]
-            read_ms[kind] = max((one.end_ms - one.start_ms for one in pieces), default=sweep.window_ms)
+        for work in self.works:
+            length_ms = work.piece.end_ms - work.piece.start_ms
+            if work.piece.kind != "window":
+                read_ms[work.piece.kind] = max(length_ms, read_ms.get(work.piece.kind, 0))
         shorter = {kind: max(1, read_ms[kind] // SHORTER) for kind in too_many}
         return replace(
             position,
@@ -127,7 +127,7 @@ def plan_work(table: FollowedTable, position: Position, place: int, now_ms: int,
 
     :param place: the table's place among those of the task
     """
-    position = due(position, now_ms, rules, table.intervals[0].start_ms)
+    position = due(noticed(position, table.described), now_ms, rules, table.intervals[0].start_ms)
     end_ms = _described(window_end(position, now_ms, rules), position, table)
     sweeps = (sweep_pieces(position, table.intervals, rules), again_pieces(position, table.intervals))
     pieces = window_pieces(position, end_ms, table.intervals) if end_ms is not None else []

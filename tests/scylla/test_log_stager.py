@@ -1,0 +1,258 @@
+"""The loop that stages logs, cycle by cycle, over a log of which a test knows all rows: only servers are missing."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ringsync.ledger.gaps import Gaps
+from ringsync.ledger.staging import CDC_LOGS, commit_keys, get_commit, read_block
+from ringsync.scylla import progress
+from ringsync.scylla.generations import Generation, StreamRange
+from ringsync.scylla.progress import Position, Rules
+from ringsync.scylla.stream_ids import StreamId
+from ringsync.sources.cdc_log import LogRead, grouped
+from ringsync.steps.scylla import log_task, scylla_log_stage
+from ringsync.steps.scylla.followed_logs import FollowedTable
+from ringsync.steps.scylla.positions import read_positions
+from ringsync.steps.scylla.scylla_log_stage import LogStager
+from ringsync.storage.local import LocalStore
+from tests.scylla.test_log_task import ONE, followed, log_row
+
+NOW = 1_790_000_000_000
+MINUTE = 60_000
+RULES = Rules(30_000, 15_000, 10 * MINUTE, 60 * MINUTE, 0)
+NAME, TABLE_ID = ONE.base.full_name, ONE.base.table_id
+
+
+def generation(time_ms: int, streams: int = 2) -> Generation:
+    return Generation(
+        time_ms, tuple(StreamRange(end, (StreamId.of(end, time_ms % 2**38, end),)) for end in range(streams))
+    )
+
+
+@dataclass
+class Row:
+    """A log row: its stream, its write time and since when it can be read, ms."""
+
+    stream: bytes
+    time_ms: int
+    ck: int
+    seen_ms: int = 0
+
+
+@dataclass
+class Cluster:
+    """A table's log, and what can be known of it."""
+
+    generations: list[Generation]
+    rows: list[Row] = field(default_factory=list)
+    has_from_ms: int = 0
+    now_ms: int = NOW
+    failing: Callable[[int, int], bool] = lambda *_: False
+    largest: int = 0
+
+    def read(self, log: Any, streams: Sequence[bytes], start_ms: int, end_ms: int, **_: Any) -> LogRead:
+        if self.failing(start_ms, end_ms):
+            raise ValueError("a replica is down")
+        found = [row for row in self.rows if row.stream in streams and start_ms <= row.time_ms < end_ms]
+        there = sorted((row for row in found if row.seen_ms <= self.now_ms), key=lambda row: (row.stream, row.time_ms))
+        self.largest = max(self.largest, len(there))
+        page = ONE.page([log_row(row.time_ms, ck=row.ck) | {"cdc$stream_id": row.stream} for row in there])
+        return LogRead([page], self.now_ms / 1000, 0.0)
+
+    # What the stager asks of FollowedLogs:
+    clock_ahead_ms = 0.0
+
+    def look(self, plan: Any, positions: Mapping[str, Position], now_ms: int) -> list[FollowedTable]:
+        requests = {one.time_ms: grouped(one, None) for one in self.generations}
+        return [FollowedTable(TABLE_ID, NAME, followed(), tuple(self.generations), requests)]
+
+    def rules(self, table: FollowedTable) -> Rules:
+        return RULES
+
+    def kept_from_ms(self, table: FollowedTable, now_ms: int) -> int:
+        return self.has_from_ms
+
+    def begin(self, table: FollowedTable, now_ms: int, kept_from_ms: int) -> Position:
+        known = [one.time_ms for one in table.generations if one.ranges]
+        return Position.begin(NOW - 60 * MINUTE, known, RULES.window_ms, kept_from_ms)
+
+    def status(self) -> dict[str, Any]:
+        return {}
+
+
+class Sync:
+    """A stager that can be killed. Its Spark runs a task at a time."""
+
+    def __init__(self, folder: Path, cluster: Cluster, patch: pytest.MonkeyPatch) -> None:
+        self.store, self.cluster = LocalStore(folder), cluster
+        reader = SimpleNamespace(read=cluster.read)
+        clock = SimpleNamespace(time=lambda: cluster.now_ms / 1000)
+        patch.setattr(log_task, "store_of", lambda _: self.store)
+        patch.setattr(log_task, "cluster_settings", lambda _: None)
+        patch.setattr(log_task, "ControlClient", lambda _: nullcontext())
+        patch.setattr(log_task, "LogReader", SimpleNamespace(open=lambda *_: reader))
+        patch.setattr(log_task, "time", clock)
+        patch.setattr(scylla_log_stage, "time", clock)
+        patch.setattr(scylla_log_stage, "FollowedLogs", lambda *_: cluster)
+        patch.setattr(
+            scylla_log_stage,
+            "plan_of",
+            lambda store, config, session, interval, before: SimpleNamespace(interval=interval),
+        )
+        self.start()
+
+    def start(self) -> None:
+        """Begin with what is durable."""
+        config: Any = SimpleNamespace(commitlog_processor_window_interval_ms=MINUTE)
+        nothing: Any = SimpleNamespace(put=lambda *_: 0, address=None)
+        self.stager = LogStager(config, self.store, None, _Spark(), nothing, nothing)
+
+    def run(self, minutes: float, *, step_ms: int = 15_000) -> None:
+        """Let time pass, with a cycle in each step."""
+        for _ in range(int(minutes * MINUTE / step_ms)):
+            self.stager.cycle()
+            self.cluster.now_ms += step_ms
+
+    @property
+    def position(self) -> Position:
+        return read_positions(self.store)[1][TABLE_ID]
+
+    def staged(self) -> Counter[int]:
+        """How often each row is in a commit, by its ``ck``."""
+        found: Counter[int] = Counter()
+        for key in commit_keys(self.store, CDC_LOGS):
+            for block in get_commit(self.store, key).blocks:
+                rows = read_block(self.store, block.place)
+                found.update(int.from_bytes(key[-4:], "big") for key in rows["clustering"].to_pylist())
+        return found
+
+    def gaps(self) -> set[tuple[int, int]]:
+        return {(gap.since_ms, gap.found_ms) for gap in Gaps(self.store).look().values() if gap is not None}
+
+
+class _Spark:
+    defaultParallelism = 2
+
+    def parallelize(self, works: list[Any], count: int) -> _Spark:
+        self.works = [works[part::count] for part in range(count)]
+        return self
+
+    def mapPartitions(self, task: Callable[[Iterable[Any]], Iterator[Any]]) -> _Spark:
+        self.found = [result for works in self.works for result in task(works)]
+        return self
+
+    def collect(self) -> list[Any]:
+        return self.found
+
+
+@pytest.fixture
+def sync_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Cluster], Sync]:
+    return lambda cluster: Sync(tmp_path / "lake", cluster, monkeypatch)
+
+
+def limited(patch: pytest.MonkeyPatch) -> None:
+    """Let a task take few rows."""
+    patch.setattr(log_task, "MOST_ROWS", 60)
+    patch.setattr(progress, "WANTED_ROWS", 20)
+
+
+def spread(one: Generation, start_ms: int, end_ms: int, count: int, first_ck: int = 0) -> list[Row]:
+    """Rows of a generation, evenly over its streams and a time."""
+    streams = [stream.data for stream in one.streams]
+    step_ms = (end_ms - start_ms) / count
+    return [Row(streams[ck % len(streams)], int(start_ms + ck * step_ms), first_ck + ck) for ck in range(count)]
+
+
+def test_what_the_log_has_forgotten_is_a_gap_even_if_the_window_behind_it_has_too_many_rows(
+    sync_of: Callable[[Cluster], Sync], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limited(monkeypatch)
+    only = generation(NOW - 100 * MINUTE)
+    cluster = Cluster([only])
+    sync = sync_of(cluster)
+    sync.run(1)
+    until_ms = sync.position.until_ms
+    cluster.now_ms += 300 * MINUTE
+    cluster.has_from_ms = kept_ms = cluster.now_ms - 60 * MINUTE
+    cluster.rows = spread(only, kept_ms, kept_ms + 60 * MINUTE, 2000)
+    sync.stager.cycle()
+    assert (sync.position.until_ms, sync.gaps()) == (kept_ms, {(until_ms, kept_ms)})
+    sync.start()
+    sync.run(60)
+    assert sync.gaps() == {(until_ms, kept_ms)}
+    assert sync.staged() == dict.fromkeys(range(2000), 1)
+
+
+def test_a_generation_that_gets_its_streams_late_does_not_stand_still(
+    sync_of: Callable[[Cluster], Sync], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was stepped over, and has many times the rows that a task can take."""
+    limited(monkeypatch)
+    first, middle, last = (generation(NOW - minutes * MINUTE) for minutes in (100, 50, 20))
+    cluster = Cluster([first, generation(middle.time_ms, 0), last])
+    cluster.rows = [
+        *spread(first, NOW - 60 * MINUTE, middle.time_ms, 100),
+        *spread(middle, middle.time_ms, last.time_ms, 2000, 100),
+        *spread(last, last.time_ms, NOW, 300, 2100),
+    ]
+    sync = sync_of(cluster)
+    sync.run(20)
+    assert set(sync.staged()) == {*range(100), *range(2100, 2400)}
+    gaps = sorted(sync.gaps())
+    assert (gaps[0][0], gaps[-1][1]) == (middle.time_ms, last.time_ms)
+    assert all(one[1] == other[0] for one, other in pairwise(gaps))
+    cluster.generations[1] = middle
+    sync.run(60)
+    assert set(sync.staged()) == {*range(2400)}
+    assert not sync.stager.is_failing
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_whatever_happens_all_rows_are_staged(
+    sync_of: Callable[[Cluster], Sync], monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Rows come late, bursts are larger than a task, requests fail, streams of a generation come late, and the loop is
+    killed between any two cycles."""
+    chance = random.Random(seed)
+    limited(monkeypatch)
+    times = sorted(NOW - chance.randrange(90) * MINUTE for _ in range(chance.randrange(1, 4)))
+    generations = [generation(time_ms) for time_ms in dict.fromkeys([NOW - 100 * MINUTE, *times])]
+    cluster = Cluster(list(generations))
+    for one, following in zip(generations, [*generations[1:], None], strict=True):
+        start_ms, end_ms = max(one.time_ms, NOW - 60 * MINUTE), following.time_ms if following else NOW + 60 * MINUTE
+        while start_ms < end_ms:
+            length_ms, count = chance.choice(((MINUTE, 4), (10 * MINUTE, 20), (5_000, 200), (3, 90)))
+            rows = spread(one, start_ms, min(end_ms, start_ms + length_ms), count, len(cluster.rows))
+            for row in rows:
+                late_ms = chance.choice((0, 0, 0, 0, 60_000, 20 * MINUTE)) if chance.random() < 0.2 else 0
+                row.seen_ms = row.time_ms + late_ms
+            cluster.rows += rows
+            start_ms += chance.choice((1, 20)) * MINUTE
+    if len(generations) > 2:
+        cluster.generations[1] = generation(generations[1].time_ms, 0)
+    sync = sync_of(cluster)
+    for _ in range(160):
+        broken = range(chance.randrange(NOW - 60 * MINUTE, NOW + 60 * MINUTE), NOW + 10**9)
+        is_bad = chance.random() < 0.1
+        cluster.failing = lambda start_ms, end_ms, bad=is_bad, one=broken: bad and start_ms <= one[0] < end_ms
+        sync.run(1, step_ms=chance.choice((5_000, 15_000, 60_000)))
+        if chance.random() < 0.1:
+            sync.start()
+        if chance.random() < 0.05:
+            cluster.generations = list(generations)
+    cluster.failing, cluster.generations = (lambda *_: False), generations
+    sync.run(60)
+    assert sync.position.until_ms > NOW + 100 * MINUTE
+    assert not sync.position.again
+    assert set(sync.staged()) == {row.ck for row in cluster.rows}
