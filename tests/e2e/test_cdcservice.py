@@ -2,16 +2,19 @@
 
 import json
 import os
+import random
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from examples.scylla.demo import HABITS, ORDERS
 from ringsync.config import load_config
 from ringsync.status import read_statuses
 from ringsync.wiring import store_of
@@ -21,6 +24,9 @@ from servers.jars import fetch
 from servers.ports import free_port
 from servers.spark import lean_java_options
 from tests.chaos.bootstraps import nodetool_of
+from tests.scylla_server.proxy import scylla_stand_in
+from tests.scylla_sim.materialise import KEYSPACES
+from tests.scylla_sim.world import World
 
 PROJECT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.server, pytest.mark.airflow, pytest.mark.spark]
@@ -52,12 +58,13 @@ def cdcservice(cassandra: CassandraNode, folder: Path, cache: Path) -> Iterator[
         "airflow": {"url": airflow.url, "username": airflow.username},
         "sstable": {"nodetool": nodetool_of(cassandra)},
     }
-    (folder / "ringsync.yaml").write_text(yaml.safe_dump(document))
+    configuration = folder / "ringsync.yaml"
+    configuration.write_text(yaml.safe_dump(document))
     with airflow:
         client = {**os.environ, "RINGSYNC_AIRFLOW_PASSWORD": airflow.password, "PYTHONPATH": str(PROJECT / "include")}
 
         def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-            command = [sys.executable, "-m", "ringsync.cli", *arguments, "--conf", str(folder / "ringsync.yaml")]
+            command = [sys.executable, "-m", "ringsync.cli", *arguments, "--conf", str(configuration)]
             return subprocess.run(command, env=client, capture_output=True, text=True, timeout=420, check=False)
 
         yield run
@@ -119,6 +126,40 @@ def test_changes_are_followed(cdcservice: Run, session: Any, keyspace: str, fold
     stopped = cdcservice("stop", "--timeout", "120")
     assert stopped.returncode == 0, stopped.stdout + stopped.stderr
     assert cdcservice("status").returncode == 1
+
+
+def test_the_same_configuration_with_another_cluster_follows_a_scylla(
+    cdcservice: Run, cassandra: CassandraNode, session: Any, folder: Path
+) -> None:
+    """Only where the cluster is, and the store, are other: which database it is, ``start`` finds out."""
+    for name in KEYSPACES.values():
+        session.execute(f"DROP KEYSPACE IF EXISTS {name}")
+    configuration = folder / "ringsync.yaml"
+    document = yaml.safe_load(configuration.read_text())
+    with scylla_stand_in(cassandra, element_times=True) as scylla:
+        document["cassandra"] |= {"contact_points": [scylla.host], "port": scylla.port}
+        document |= {"store": {"url": "lake-of-scylla"}, "scylla": {"confidence_ms": 5000, "window_ms": 2000}}
+        configuration.write_text(yaml.safe_dump(document))
+        world = World(scylla, random.Random(3), [ORDERS], shards=2, tokens=16)
+        world.create()
+        table, write = ORDERS.full_name, partial(world.write, habits=HABITS, change_every_s=60.0)
+        write(3)
+        started = cdcservice("start")
+        assert started.returncode == 0, started.stdout + started.stderr
+        assert table in started.stdout
+        copied = cdcservice("bootstrap", "--table", table, "--wait")
+        assert copied.returncode == 0, copied.stdout + copied.stderr
+        write(5)
+        published = cdcservice("wait", "--timeout", "300")
+        assert published.returncode == 0, published.stdout + published.stderr
+        verified = cdcservice("verify", "--table", table, "--wait")
+        assert verified.returncode == 0, verified.stdout + verified.stderr
+        assert "0 differences" in verified.stdout
+        stopped = cdcservice("stop", "--timeout", "120")
+        assert stopped.returncode == 0, stopped.stdout + stopped.stderr
+        loops = read_statuses(store_of(load_config(configuration)))
+        assert loops["scylla_log_stage/log"]["rows"] > 0
+        assert rows_published(loops, table) > 0
 
 
 def rows_published(loops: dict[str, Any], table: str) -> int:

@@ -21,6 +21,7 @@ from ringsync.scylla.generations import Generation, StreamRange
 from ringsync.scylla.progress import Position, Rules
 from ringsync.scylla.stream_ids import StreamId
 from ringsync.sources.cdc_log import LogRead, grouped
+from ringsync.steps.loop import put_status
 from ringsync.steps.scylla import log_task, scylla_log_stage
 from ringsync.steps.scylla.followed_logs import FollowedTable
 from ringsync.steps.scylla.positions import read_positions
@@ -59,14 +60,13 @@ class Cluster:
     has_from_ms: int = 0
     now_ms: int = NOW
     failing: Callable[[int, int], bool] = lambda *_: False
-    largest: int = 0
+    ends_ms: int | None = None
 
     def read(self, log: Any, streams: Sequence[bytes], start_ms: int, end_ms: int, **_: Any) -> LogRead:
         if self.failing(start_ms, end_ms):
             raise ValueError("a replica is down")
         found = [row for row in self.rows if row.stream in streams and start_ms <= row.time_ms < end_ms]
         there = sorted((row for row in found if row.seen_ms <= self.now_ms), key=lambda row: (row.stream, row.time_ms))
-        self.largest = max(self.largest, len(there))
         page = ONE.page([log_row(row.time_ms, ck=row.ck) | {"cdc$stream_id": row.stream} for row in there])
         return LogRead([page], self.now_ms / 1000, 0.0)
 
@@ -74,18 +74,24 @@ class Cluster:
     clock_ahead_ms = 0.0
 
     def look(self, plan: Any, positions: Mapping[str, Position], now_ms: int) -> list[FollowedTable]:
+        if self.ends_ms is not None:
+            is_done = positions[TABLE_ID].until_ms >= self.ends_ms
+            return [] if is_done else [FollowedTable(TABLE_ID, NAME, None, ends_ms=self.ends_ms)]
         requests = {one.time_ms: grouped(one, None) for one in self.generations}
         return [FollowedTable(TABLE_ID, NAME, followed(), tuple(self.generations), requests)]
 
     def rules(self, table: FollowedTable) -> Rules:
         return RULES
 
-    def kept_from_ms(self, table: FollowedTable, now_ms: int) -> int:
+    def kept_from_ms(self, table: FollowedTable, ttl_s: int, now_ms: int) -> int:
         return self.has_from_ms
 
-    def begin(self, table: FollowedTable, now_ms: int, kept_from_ms: int) -> Position:
-        known = [one.time_ms for one in table.generations if one.ranges]
-        return Position.begin(NOW - 60 * MINUTE, known, RULES.window_ms, kept_from_ms)
+    def begin(self, table: FollowedTable, now_ms: int) -> Position:
+        known = [one.start_ms for one in table.described]
+        return Position.begin(NOW - 60 * MINUTE, known, RULES.window_ms, NOW - 60 * MINUTE)
+
+    def is_there(self, table_id: str) -> bool:
+        return True
 
     def status(self) -> dict[str, Any]:
         return {}
@@ -186,12 +192,85 @@ def test_what_the_log_has_forgotten_is_a_gap_even_if_the_window_behind_it_has_to
     cluster.now_ms += 300 * MINUTE
     cluster.has_from_ms = kept_ms = cluster.now_ms - 60 * MINUTE
     cluster.rows = spread(only, kept_ms, kept_ms + 60 * MINUTE, 2000)
-    sync.stager.cycle()
-    assert (sync.position.until_ms, sync.gaps()) == (kept_ms, {(until_ms, kept_ms)})
     sync.start()
-    sync.run(60)
-    assert sync.gaps() == {(until_ms, kept_ms)}
+    sync.run(70)
+    gaps = sorted(sync.gaps())
+    assert (gaps[0][0], gaps[-1][1]) == (until_ms, kept_ms)
+    assert all(one[1] == other[0] for one, other in pairwise(gaps))
     assert sync.staged() == dict.fromkeys(range(2000), 1)
+
+
+def test_what_may_have_expired_is_read_all_the_same(sync_of: Callable[[Cluster], Sync]) -> None:
+    """Nobody knows when a TTL was changed: what is still there is not given up."""
+    only = generation(NOW - 100 * MINUTE)
+    cluster = Cluster([only], has_from_ms=NOW - 20 * MINUTE)
+    cluster.rows = spread(only, NOW - 60 * MINUTE, NOW, 100)
+    sync = sync_of(cluster)
+    sync.run(20)
+    assert sync.staged() == dict.fromkeys(range(100), 1)
+    gaps = sorted(sync.gaps())
+    assert (gaps[0][0], gaps[-1][1]) == (NOW - 60 * MINUTE, NOW - 20 * MINUTE)
+
+
+def test_a_log_that_is_gone_ends_with_a_gap(sync_of: Callable[[Cluster], Sync]) -> None:
+    """cdc was switched off, and the log dropped, while the sync stood."""
+    only = generation(NOW - 100 * MINUTE)
+    cluster = Cluster([only], rows=spread(only, NOW - 60 * MINUTE, NOW, 100))
+    sync = sync_of(cluster)
+    sync.run(3)
+    until_ms = sync.position.until_ms
+    cluster.now_ms += 60 * MINUTE
+    cluster.ends_ms = ends_ms = cluster.now_ms
+    sync.start()
+    sync.run(1)
+    assert sync.gaps() == {(until_ms, ends_ms)}
+    assert (sync.position.until_ms, sync.position.ends_ms) == (ends_ms, ends_ms)
+    assert not sync.stager.is_failing
+
+
+def test_a_sweep_that_fails_holds_up_no_window(
+    sync_of: Callable[[Cluster], Sync], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An old file is damaged; the table is written to, and all that is new goes on as before."""
+    only = generation(NOW - 100 * MINUTE)
+    cluster = Cluster([only], rows=spread(only, NOW - 60 * MINUTE, NOW + 60 * MINUTE, 1000))
+    sync = sync_of(cluster)
+    sync.run(3)
+    reads = []
+    damaged_ms = NOW - 30 * MINUTE
+
+    def failing(start_ms: int, end_ms: int) -> bool:
+        reads.append(is_bad := start_ms <= damaged_ms < end_ms)
+        return is_bad
+
+    cluster.failing = failing
+    for _ in range(20):
+        sync.run(1)
+        assert cluster.now_ms - sync.position.until_ms < 75_000
+        status = sync.stager.status()
+        assert status["logs"][NAME]["failing_since_ms"] is None
+    told = status["logs"][NAME]
+    assert (told["error"], told["sweep_error"]) == (None, "ValueError: a replica is down")
+    assert sync.position.near.next_ms is not None
+    assert 5 < sum(reads) < 40
+    cluster.failing = lambda *_: False
+    sync.run(5)
+    assert not sync.stager.is_failing
+
+
+def test_a_new_run_knows_since_when_a_table_has_failed(sync_of: Callable[[Cluster], Sync]) -> None:
+    """Else it would hold up the closing of all others for five minutes in each run."""
+    only = generation(NOW - 100 * MINUTE)
+    sync = sync_of(cluster := Cluster([only], failing=lambda *_: True))
+    sync.run(6)
+    put_status(sync.store, "scylla_log_stage", scylla_log_stage.STATUS, sync.stager.status() | {"error": None})
+    sync.start()
+    sync.run(1)
+    assert sync.stager.status()["logs"][NAME]["failing_since_ms"] == NOW
+    assert sync.stager.status()["clear_at_ms"] > NOW
+    cluster.failing = lambda *_: False
+    sync.run(2)
+    assert sync.stager.status()["logs"][NAME]["failing_since_ms"] is None
 
 
 def test_a_generation_that_gets_its_streams_late_does_not_stand_still(

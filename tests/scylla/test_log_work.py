@@ -13,11 +13,12 @@ from ringsync.scylla.progress import OVERLAP_MS, SLOT_MS, Position, Rules, Waiti
 from ringsync.scylla.stream_ids import StreamId
 from ringsync.sources.cdc_log import grouped
 from ringsync.steps.scylla.followed_logs import FollowedTable
+from ringsync.steps.scylla.log_task import TableResult
 from ringsync.steps.scylla.log_work import PATIENCE_MS, plan_work
 
 NOW = 1_790_000_000_000
 RULES = Rules(30_000, 15_000, 10**9, 10**6, 0)
-LOG: Any = None
+LOG: Any = object()
 
 
 def generation(time_ms: int, streams: int = 2) -> Generation:
@@ -38,8 +39,8 @@ def test_the_present_generation_is_waited_for_while_it_has_no_streams() -> None:
     first, empty = generation(NOW - 10**6), generation(NOW - 60_000, 0)
     planned = plan_work(table(first, empty), at(NOW - 100_000, first.time_ms), 0, NOW, RULES)
     assert planned.end_ms == empty.time_ms
-    assert planned.undescribed() == []
-    after = planned.taken(Counter(), (), {})
+    assert planned.unread() == []
+    after = planned.taken(TableResult())
     assert after.until_ms == empty.time_ms
     assert not plan_work(table(first, empty), after, 0, NOW, RULES).is_due
     assert after.known == (first.time_ms,)
@@ -51,7 +52,7 @@ def test_one_that_never_got_streams_is_a_gap() -> None:
     first, empty, last = generation(NOW - 10**6), generation(NOW - 400_000, 0), generation(NOW - 300_000)
     planned = plan_work(table(first, empty, last), at(NOW - 500_000, first.time_ms), 0, NOW, RULES)
     assert planned.end_ms == NOW - 30_000
-    assert planned.undescribed() == [(empty.time_ms, last.time_ms)]
+    assert planned.unread() == [(empty.time_ms, last.time_ms)]
     pieces = {(work.piece.generation_ms, work.piece.start_ms, work.piece.end_ms) for work in planned.works}
     assert pieces == {
         (first.time_ms, NOW - 500_000, empty.time_ms + OVERLAP_MS),
@@ -65,7 +66,7 @@ def test_groups_wait_until_they_are_complete_or_patience_ends() -> None:
     moment = UUID("b223c55e-6d07-11ea-7654-24e4fb3f20b9")
     group = Waiting(only.time_ms, stream.hex(), moment.hex, NOW)
     planned = plan_work(table(only), at(NOW - 100_000, only.time_ms), 0, NOW, RULES)
-    waits = planned.taken(Counter(), [group], {})
+    waits = planned.taken(TableResult(waiting=[group]))
     assert waits.waiting == (group,)
     later = NOW + 60_000
     again = plan_work(table(only), waits, 0, later, RULES)
@@ -73,9 +74,9 @@ def test_groups_wait_until_they_are_complete_or_patience_ends() -> None:
     assert (asked.streams, asked.only, asked.patient) == ((stream,), moment.bytes, True)
     assert (asked.piece.start_ms, asked.piece.end_ms) == (1_584_969_040_910, 1_584_969_040_911)
     # It is found incomplete once more, and remembers since when it waits.
-    still = again.taken(Counter(), [replace(group, since_ms=later)], {})
+    still = again.taken(TableResult(waiting=[replace(group, since_ms=later)]))
     assert still.waiting == (group,)
-    assert again.taken(Counter(), [], {}).waiting == ()
+    assert again.taken(TableResult()).waiting == ()
     last = plan_work(table(only), still, 0, NOW + PATIENCE_MS, RULES)
     assert [work.patient for work in last.works if work.only is not None] == [False]
 
@@ -88,14 +89,14 @@ def test_a_window_with_too_many_rows_is_read_in_parts() -> None:
         planned = plan_work(table(only), position, 0, NOW, RULES)
         assert planned.end_ms is not None
         windows.append(planned.end_ms - position.until_ms)
-        position = planned.taken(Counter(), (), {}, {"window"}, {"window"})
+        position = planned.taken(TableResult(too_many={"window"}))
         assert position.until_ms == begin_ms
     assert windows[0] == 10**7
     assert windows == sorted(windows, reverse=True)
     assert windows[-1] == 1
     (one,) = [plan_work(table(only), position, 0, NOW, RULES)]
-    assert one.taken(Counter(window_rows=10**6), (), {}).window_ms == 1
-    assert one.taken(Counter(window_rows=10), (), {}).window_ms == 2
+    assert one.taken(TableResult(Counter(window_rows=10**6))).window_ms == 1
+    assert one.taken(TableResult(Counter(window_rows=10))).window_ms == 2
 
 
 def test_a_sweep_with_too_many_rows_holds_up_no_window() -> None:
@@ -103,7 +104,7 @@ def test_a_sweep_with_too_many_rows_holds_up_no_window() -> None:
     only = generation(NOW - 10**9)
     rules = replace(RULES, near_ms=60_000)
     position = replace(at(NOW - 3 * SLOT_MS, only.time_ms), window_ms=2 * SLOT_MS)
-    position = plan_work(table(only), position, 0, NOW, replace(rules, near_ms=10**9)).taken(Counter(), (), {})
+    position = plan_work(table(only), position, 0, NOW, replace(rules, near_ms=10**9)).taken(TableResult())
     begin = position.begin_ms
     position = replace(position, slots=((begin, 5, 6, 7),), near=replace(position.near, window_ms=SLOT_MS))
     read = []
@@ -114,12 +115,12 @@ def test_a_sweep_with_too_many_rows_holds_up_no_window() -> None:
             break
         if pieces[0].end_ms - pieces[0].start_ms > 10_000:
             until_ms = position.until_ms
-            position = planned.taken(Counter(near_rows=10**7), (), {}, {"near"}, {"near"})
+            position = planned.taken(TableResult(Counter(near_rows=10**7), too_many={"near"}))
             assert position.until_ms == (planned.end_ms or until_ms)
         else:
             read.append((pieces[0].start_ms, pieces[0].end_ms))
             sums = {begin: (5, 6, 7)} if len(read) == 3 else {}
-            position = planned.taken(Counter(near_rows=10**6), (), {"near": sums})
+            position = planned.taken(TableResult(Counter(near_rows=10**6), sums={"near": sums}))
     assert read[0][0] == begin
     assert read[-1][1] == begin + SLOT_MS
     assert all(one[1] == other[0] for one, other in pairwise(read))
@@ -131,6 +132,6 @@ def test_a_failed_window_keeps_all_of_a_position() -> None:
     only = generation(NOW - 10**9)
     position = replace(at(NOW - 10**6, only.time_ms), again=((NOW - 10**6, NOW - 10**6 + SLOT_MS),))
     planned = plan_work(table(only), position, 0, NOW, RULES)
-    assert planned.taken(Counter(), (), {}, {"window"}) == planned.position
-    missed = planned.taken(Counter(), (), {}, {"again"}, {"again"})
+    assert planned.taken(TableResult(failures={"window": "x"})) == planned.position
+    missed = planned.taken(TableResult(too_many={"again"}))
     assert (missed.again, missed.again_ms, missed.until_ms) == (position.again, SLOT_MS // 8, planned.end_ms)

@@ -152,7 +152,8 @@ def test_what_comes_late_is_in_a_sweep_after_it(seed: int, of_all: bool) -> None
         for piece in (piece for piece in sweeps if piece.kind == "far"):
             for row in inside(piece):
                 least_ms = late_ms(rules) if row[0] >= piece.compared_from_ms else 0
-                read[row] += row[1] >= max(piece.arrived_from_ms, row[0] + least_ms)
+                from_ms = max(piece.arrived_from_ms, row[0] + least_ms)
+                read[row] += from_ms <= row[1] < piece.arrived_until_ms
         near = sums([piece for piece in sweeps if piece.kind == "near"])
         position = swept_far(swept_near(was_read_again(position, 10), near, 10), 10)
         position = summed(position, sums(windows), rules)
@@ -245,3 +246,17 @@ def test_windows_do_not_agree_on_more_than_they_have_read() -> None:
 def test_the_begin_of_a_log_is_no_gap() -> None:
     assert Position.begin(START + 7, [START], 15_000, START).until_ms == START
     assert Position.begin(START + 7, [START], 15_000, 0).until_ms == START // SLOT_MS * SLOT_MS
+
+
+def test_rows_keep_the_ttl_that_they_were_written_with() -> None:
+    """A TTL is made longer while the sync stands: what was written before expires by the old one."""
+    position = replace(Position.begin(START, [START - 1], 15_000), ttl_s=3600)
+    assert position.with_ttl(3600, START + 5) == position
+    for ttl_s, smallest in ((86_400, 3600), (0, 3600), (60, 60)):
+        changed = position.with_ttl(ttl_s, START + 10_000_000)
+        assert changed.ttl_s == smallest
+        later = changed.with_ttl(ttl_s, START + 10_900_000)
+        assert later.ttl_s == smallest
+        read = replace(later, until_ms=START + 10_000_000).with_ttl(ttl_s, START + 11_000_000)
+        assert (read.ttl_s, read.ttl_noticed_ms) == (ttl_s, 0)
+    assert replace(position, ttl_s=0).with_ttl(3600, START).ttl_s == 3600

@@ -15,6 +15,7 @@ from ringsync.scylla.progress import Position, Rules
 from ringsync.scylla.stream_ids import StreamId
 from ringsync.sources.cdc_log import STREAMS_AT_ONCE, grouped
 from ringsync.steps.scylla.followed_logs import LONGEST_ROUND_MS, FollowedTable
+from ringsync.steps.scylla.log_task import TableResult
 from ringsync.steps.scylla.log_work import plan_work
 
 NOW = 1_790_000_000_000
@@ -33,7 +34,7 @@ def generation(nodes: int, shards: int, vnodes: int) -> Generation:
 
 
 def followed(of: Generation) -> FollowedTable:
-    log: Any = None
+    log: Any = object()
     return FollowedTable("a" * 32, "shop.orders", log, (of,), {of.time_ms: grouped(of, None)})
 
 
@@ -47,7 +48,7 @@ def requests(table: FollowedTable, begin_ms: int, until_ms: int, rules: Rules, r
             for work in planned.works:
                 counts["window" if work.piece.kind == "window" else "sweep"] += 1
             read = Counter({"window_rows": rows, "near_rows": rows, "far_rows": rows})
-            position = planned.taken(read, (), {})
+            position = planned.taken(TableResult(read))
         caught_up = caught_up or (now if now - position.until_ms <= rules.confidence_ms + rules.window_ms else 0)
         now += 1000
     return counts, caught_up

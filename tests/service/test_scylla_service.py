@@ -125,6 +125,12 @@ def test_the_loop_that_reads_logs_is_expected_and_no_other() -> None:
     [
         (of_log(error="no table x"), Kind.LOG_UNREADABLE, "shop.orders", "its CDC log is not read: no table x"),
         (
+            of_log(sweep_error="no y"),
+            Kind.LOG_UNREADABLE,
+            "shop.orders",
+            "late rows of its CDC log are not looked for: no y",
+        ),
+        (
             of_log(until_ms=600_000),
             Kind.TABLE_LAGGING,
             "shop.orders",

@@ -34,8 +34,8 @@ GROWTH_OF_EMPTY, GROWTH_OF_SMALL = 4, 2
 SLOT_MS = 300_000
 """Length of the slots of write time whose rows are summed up."""
 
-ARRIVAL_MARGIN_MS = 60_000
-"""So much earlier than it is said may a row have arrived: TTLs have seconds, requests take time, and clocks differ."""
+ARRIVAL_MARGIN_MS, ARRIVAL_ERROR_MS = 60_000, 5_000
+"""So long after a row has arrived at a coordinator it can be read. And so wrong may its arrival be: clocks differ."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +89,8 @@ class Position:
     :ivar near: the sweep of the last hour or so; ``far``: that of all that the generations have
     :ivar ends_ms: the table has lost its log at this moment, and is read up to it; None: it has one
     :ivar begin_ms: write time from which on all was read
+    :ivar ttl_s: smallest TTL that log rows may have which are not read yet, s; 0: none.
+        ``ttl_noticed_ms``: when it was noticed that the log has another one; 0: it has this one
     :ivar slots: what was read of the last hours: begin of the slot, and its sums
     :ivar again: parts of the write time that are to be read again, as a whole: late rows are in them.
         ``again_ms``: length of its steps
@@ -105,6 +107,8 @@ class Position:
     slots: tuple[tuple[int, int, int, int], ...] = ()
     again: tuple[tuple[int, int], ...] = ()
     again_ms: int = SLOT_MS
+    ttl_s: int = 0
+    ttl_noticed_ms: int = 0
 
     @property
     def waiting_from_ms(self) -> int | None:
@@ -133,13 +137,19 @@ class Position:
     def begin(start_ms: int, known: Collection[int], window_ms: int, kept_from_ms: int = 0) -> Position:
         """Begin to read a log at a write time, or a little earlier: so the first slot is whole, if the log has all of
         it. Older write times that arrive from then on are found by far sweeps."""
-        start_ms = max(start_ms // SLOT_MS * SLOT_MS, kept_from_ms)
+        start_ms = max(start_ms // SLOT_MS * SLOT_MS, min(start_ms, kept_from_ms))
         sweep = Sweep(start_ms, start_ms)
         return Position(start_ms, tuple(sorted(known)), sweep, sweep, window_ms, begin_ms=start_ms)
 
-    def forgotten_until(self, moment_ms: int) -> Position:
-        """Return the position of a log that has forgotten all before a write time."""
-        return replace(self, until_ms=moment_ms, begin_ms=moment_ms)
+    def with_ttl(self, ttl_s: int, now_ms: int) -> Position:
+        """Return the position of a log that has a TTL now: rows that were written before keep theirs.
+
+        :param ttl_s: s; 0: none
+        """
+        if ttl_s == self.ttl_s or (self.ttl_noticed_ms and self.until_ms >= self.ttl_noticed_ms):
+            return replace(self, ttl_s=ttl_s, ttl_noticed_ms=0)
+        smallest_s = min(filter(None, (self.ttl_s, ttl_s)))
+        return replace(self, ttl_s=smallest_s, ttl_noticed_ms=self.ttl_noticed_ms or now_ms)
 
 
 def _sweep_of(document: dict[str, Any]) -> Sweep:
@@ -156,7 +166,7 @@ class Piece:
 
     :ivar kind: a ``window``; a step of a ``near`` sweep, whose rows are only summed up, or of a ``far`` one; or what is
         read ``again``
-    :ivar arrived_from_ms: of a far sweep: only rows that arrived then or later
+    :ivar arrived_from_ms: of a far sweep: only rows that arrived then or later; ``arrived_until_ms``: and before this
     :ivar compared_from_ms: of a far sweep: write time from which on near sweeps look
     """
 
@@ -165,6 +175,7 @@ class Piece:
     end_ms: int
     kind: Kind = "window"
     arrived_from_ms: int = 0
+    arrived_until_ms: int = 0
     compared_from_ms: int = 0
 
 
@@ -340,8 +351,10 @@ def sweep_pieces(position: Position, generations: Sequence[Interval], rules: Rul
             continue  # a generation takes no rows after its end
         first, last = max(one.start_ms, far.next_ms), _last_ms(one, far_end(position))
         if first < last:
-            arrived_ms = far.before_ms - ARRIVAL_MARGIN_MS
-            pieces.append(Piece(one.start_ms, first, last, "far", arrived_ms, _compared_from_ms(position)))
+            # What came while the sweep runs is for the next one, all of it: so nothing is taken twice.
+            since_ms, until_ms = (at_ms - ARRIVAL_MARGIN_MS for at_ms in (far.before_ms, far.began_ms))
+            arrived = since_ms - ARRIVAL_ERROR_MS, until_ms + ARRIVAL_ERROR_MS
+            pieces.append(Piece(one.start_ms, first, last, "far", *arrived, _compared_from_ms(position)))
     return pieces
 
 

@@ -287,6 +287,8 @@ def _of_logs(loop: str, status: Status) -> Iterator[Problem]:
     for table, log in status["logs"].items():
         if error := log.get("error"):
             yield Problem(Kind.LOG_UNREADABLE, table, f"{table}: its CDC log is not read: {error}")
+        if error := log.get("sweep_error"):
+            yield Problem(Kind.LOG_UNREADABLE, table, f"{table}: late rows of its CDC log are not looked for: {error}")
     for time_ms in status.get("empty_generations_ms", ()):
         began = datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds")
         text = f"{loop}: the generation of CDC streams of {began} has no streams: what was written to them is not found"

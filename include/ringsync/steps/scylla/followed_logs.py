@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ringsync.changes.identity import TableVersion
@@ -54,7 +54,7 @@ class NotYetError(Exception):
 class FollowedTable:
     """A table whose log is read.
 
-    :ivar log: None: it cannot be read, see ``problem``
+    :ivar log: None: it cannot be read, see ``problem``; without one, it is gone
     :ivar generations: all that are known, by their times, with their streams
     :ivar requests: what is asked for, of each of them, by its time
     :ivar ends_ms: it has lost its log at this moment: it is read up to it; None: it has one
@@ -69,6 +69,11 @@ class FollowedTable:
     has_tablets: bool = False
     ends_ms: int | None = None
     problem: str = ""
+
+    @property
+    def ttl_s(self) -> int:
+        """TTL of what is logged now, s; 0: none."""
+        return (self.log.ttl_s if self.log else None) or 0
 
     @property
     def intervals(self) -> list[Interval]:
@@ -99,6 +104,7 @@ class FollowedLogs:
         self._requests: dict[str, int] = {}
         self._left_ms: dict[str, int] = {}
         self._clocks_s = 0.0
+        self._ids: frozenset[str] = frozenset()
         self._plan: SyncPlan | None = None
         self._empty: set[int] = set()
         self.clock_ahead_ms = 0.0
@@ -116,7 +122,8 @@ class FollowedLogs:
             self._plan, self._rings, self._streams = plan, {}, {}
         if time.monotonic() - self._clocks_s >= CLOCKS_EVERY_S:
             self._look_at_clocks()
-        tables = [self._table(table.table_id, table.schema, None) for table in plan.tables]
+        # The plan may be a little older than the schema: a table of the same name may be there meanwhile.
+        tables = [self._table(one.table_id, one.schema, None) for one in plan.tables if self.is_there(one.table_id)]
         planned = {table.table_id for table in plan.tables}
         for table_id in planned & self._left_ms.keys():
             del self._left_ms[table_id]
@@ -125,26 +132,36 @@ class FollowedLogs:
                 tables.append(left)
         return tables
 
-    def begin(self, table: FollowedTable, now_ms: int, kept_from_ms: int) -> Position:
+    def begin(self, table: FollowedTable, now_ms: int) -> Position:
         """Return where the reading of a log begins: where its capture began, or ``scylla.lookback_s`` ago."""
+        kept_from_ms = self.kept_from_ms(table, ttl_s := table.ttl_s, now_ms)
         noted = log_begins_ms(self._store, table.table_id)
-        start_ms = now_ms - 1000 * self._config.scylla.lookback_s if noted is None else noted
-        start_ms = max(start_ms, kept_from_ms)
-        known = [one.time_ms for one in table.generations if one.ranges]
-        return Position.begin(start_ms, known, self._config.scylla.window_ms, kept_from_ms)
+        if noted is None:
+            start_ms = max(now_ms - 1000 * self._config.scylla.lookback_s, kept_from_ms)
+        else:
+            start_ms = max(noted, table.intervals[0].start_ms)  # with tablets there was no log before
+        known = [one.start_ms for one in table.described]
+        begun = Position.begin(start_ms, known, self._config.scylla.window_ms, kept_from_ms)
+        return replace(begun, ttl_s=ttl_s)
 
-    def kept_from_ms(self, table: FollowedTable, now_ms: int) -> int:
+    @staticmethod
+    def kept_from_ms(table: FollowedTable, ttl_s: int, now_ms: int) -> int:
         """Return from which write time on a table's log has all rows: earlier ones it may have forgotten, or the
-        generation of their streams is not described any more."""
+        generation of their streams is not described any more.
+
+        :param ttl_s: smallest TTL that the rows may have; 0: none
+        """
         first_ms = table.intervals[0].start_ms
-        ttl_s = table.log.ttl_s if table.log else None
-        return first_ms if ttl_s is None else max(first_ms, now_ms - 1000 * ttl_s)
+        return max(first_ms, now_ms - 1000 * ttl_s) if ttl_s else first_ms
+
+    def is_there(self, table_id: str) -> bool:
+        """Tell whether there is a table."""
+        return table_id in self._ids
 
     def rules(self, table: FollowedTable) -> Rules:
         """Return how a table's log is read."""
         config = self._config.scylla
-        ttl_s = table.log.ttl_s if table.log else None
-        far_ms = 0 if ttl_s is None else min(config.far_sweep_ms, 500 * ttl_s)
+        far_ms = min(config.far_sweep_ms, 500 * table.ttl_s)
         confidence_ms = config.confidence_ms + round(self.skew_ms)
         # All tables together ask no more than so often; their windows become longer instead.
         all_requests_ms = 1000 * sum(self._requests.values()) // config.queries_per_s
@@ -169,6 +186,7 @@ class FollowedLogs:
             self._schema, self._options, self._version = ask_one(
                 self._session, lambda node: (tables_of(node), read_cdc_options(node), schema_version(node))
             )
+            self._ids = frozenset(table.table_id for table in self._schema.tables)
 
     def _look_at_clocks(self) -> None:
         """Compare the nodes' clocks: one that is behind writes longer to a generation, and to a window."""
@@ -196,6 +214,8 @@ class FollowedLogs:
                 ),
                 None,
             )
+            if log is None and ends_ms is not None:
+                return FollowedTable(table_id, name, None, ends_ms=ends_ms)
             if log is None:
                 return FollowedTable(table_id, name, None, problem=f"there is no log table {now.name}{LOG_SUFFIX}")
             options = self._options.get(table_id)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
@@ -28,6 +29,7 @@ from ringsync.scylla.progress import NO_SUMS, SLOT_MS, Kind, Piece, Rules, SlotS
 from ringsync.sources.cdc_log import LogRead, LogReader
 from ringsync.steps.application import plain
 from ringsync.steps.stage.staged_files import Destination, StagedFiles, StagedTable, Windows
+from ringsync.storage.port import ObjectStore
 from ringsync.wiring import cluster_settings, store_of
 
 READS_AT_ONCE = 8
@@ -35,7 +37,10 @@ READS_AT_ONCE = 8
 
 MOST_ROWS, MOST_BYTES = 1_000_000, 2**27
 """Log rows of a table that one task reads, and bytes that one request has: with more, the window is made shorter, and
-nothing is lost. One of a single ms cannot be, and may have as much as can be decoded."""
+nothing is lost. One of a single ms cannot be: its streams are read one by one, each with all that can be decoded."""
+
+HELD_BYTES = 2**27
+"""Bytes of pages whose rows a task holds in memory; then it writes a file."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +93,7 @@ class TableResult:
     :ivar sums: sums of what was found, by kind and slot
     :ivar failures: why some work failed, by kind: nothing of this kind counts then
     :ivar too_many: kinds of which there were too many rows, or bytes of them, for one task
+    :ivar largest: most bytes of one request, by kind
     """
 
     counts: Counter[str] = field(default_factory=Counter)
@@ -95,11 +101,7 @@ class TableResult:
     sums: dict[str, dict[int, SlotSums]] = field(default_factory=lambda: defaultdict(dict))
     failures: dict[Kind, str] = field(default_factory=dict)
     too_many: set[Kind] = field(default_factory=set)
-
-    @property
-    def failure(self) -> str:
-        """Why the table's window was not read, or else a sweep; empty: nothing has failed."""
-        return self.failures.get("window", "") or next(iter(self.failures.values()), "")
+    largest: Counter[Kind] = field(default_factory=Counter)
 
     @property
     def missed(self) -> set[Kind]:
@@ -111,8 +113,11 @@ class TableResult:
         rows, kind = f"{piece.kind}_rows", piece.kind
         self.counts[rows] += sum(map(_row_count, read.pages))
         has_many = kind != "near" and self.counts[rows] > MOST_ROWS and not _is_shortest(piece)
-        if read.is_too_large or has_many:
+        if has_many or (read.is_too_large and not _is_shortest(piece)):
             self.too_many.add(kind)
+        elif read.is_too_large:
+            self.failures[kind] = f"one stream has more than {DECODED_BYTES:,} bytes in the ms {piece.start_ms}"
+        self.largest[kind] = max(self.largest[kind], sum(map(len, read.pages)))
 
 
 @dataclass(frozen=True)
@@ -162,55 +167,86 @@ class LogTask:
 def stage_logs(task: LogTask, works: Sequence[LogWork], permits: Permits) -> LogResult:
     """Read streams and write their rows. A table that fails is told, not raised."""
     store, read_at_ms = store_of(task.config), int(time.time() * 1000)
-    to = Destination(staging.CDC_LOGS, task.commit, secrets.token_hex(8), is_agreed=True)
-    files = StagedFiles([table.staged for table in task.tables], task.windows, store, to)
+    files = _Files(task, store)
     results: dict[str, TableResult] = defaultdict(TableResult)
     errors: list[pa.RecordBatch] = []
-    settings = cluster_settings(task.config)
-    reader = LogReader.open(settings, permits)
+    reader, waiting = LogReader.open(cluster_settings(task.config), permits), deque(works)
 
     def is_vain(work: LogWork) -> bool:
         return work.piece.kind in results[task.tables[work.table].table_id].missed
 
-    for work, read in _reads(task, reader, works, is_vain):
+    for work, read in _reads(task, reader, waiting, is_vain):
         table = task.tables[work.table]
         result = results[table.table_id]
         if isinstance(read, Exception):
             result.failures[work.piece.kind] = plain(read)
             continue
+        if read.is_too_large and _is_shortest(work.piece) and len(work.streams) > 1:
+            waiting.extend(replace(work, streams=(stream,)) for stream in work.streams)
+            continue
         result.came(work.piece, read)
         if is_vain(work):
             continue
         try:
-            found = _decoded(task, work, read)
-            _take(task, work, found, files, result)
+            found = _decoded(task, work, read, take_incomplete=not work.patient)
+            files.add(_taken(task, work, read, found, result), sum(map(len, read.pages)))
             if work.piece.kind != "near":
                 errors.append(_named(found.errors, table))
         except Exception as error:  # a table's failure is its own
             result.failures[work.piece.kind] = plain(error)
     undecoded = pa.concat_batches([_NO_ERRORS, *errors])
-    counts = files.finish()
+    files.write()
     encoded = staging.encode_rows(undecoded)
     return LogResult(
-        dict(results), counts, tuple(files.blocks), tuple(files.late), encoded, undecoded.num_rows, read_at_ms
+        dict(results), files.counts, tuple(files.blocks), tuple(files.late), encoded, undecoded.num_rows, read_at_ms
     )
 
 
+class _Files:
+    """The files of a task: one after the other, so that memory is bounded however much all tables have."""
+
+    def __init__(self, task: LogTask, store: ObjectStore) -> None:
+        self._task, self._store, self._held = task, store, 0
+        self.counts: Counter[str] = Counter()
+        self.blocks: list[staging.Block] = []
+        self.late: list[str] = []
+        self._begin()
+
+    def _begin(self) -> None:
+        to = Destination(staging.CDC_LOGS, self._task.commit, secrets.token_hex(8), is_agreed=True)
+        staged = [table.staged for table in self._task.tables]
+        self._file, self._held = StagedFiles(staged, self._task.windows, self._store, to), 0
+
+    def add(self, rows: pa.RecordBatch, size: int) -> None:
+        """Add change rows, made of so many bytes of pages."""
+        self._file.add(rows)
+        self._held += size if rows.num_rows else 0
+        if self._held >= HELD_BYTES:
+            self.write()
+
+    def write(self) -> None:
+        """Write what is held."""
+        self.counts.update(self._file.finish())
+        self.blocks += self._file.blocks
+        self.late += self._file.late
+        self._begin()
+
+
 def _reads(
-    task: LogTask, reader: LogReader, works: Sequence[LogWork], is_vain: Callable[[LogWork], bool]
+    task: LogTask, reader: LogReader, waiting: deque[LogWork], is_vain: Callable[[LogWork], bool]
 ) -> Iterator[tuple[LogWork, LogRead | Exception]]:
     """Read some requests ahead, in the order of the works, but for those that turn out vain meanwhile. More would hold
-    all of their pages in memory."""
+    all of their pages in memory.
+
+    :param waiting: works; more may be added at any time
+    """
     running: deque[tuple[LogWork, Future[LogRead | Exception]]] = deque()
     with ThreadPoolExecutor(READS_AT_ONCE) as pool:
-        for work in works:
-            if is_vain(work):
+        while waiting or running:
+            if waiting and len(running) < READS_AT_ONCE:
+                if not is_vain(work := waiting.popleft()):
+                    running.append((work, pool.submit(_read, task, reader, work)))
                 continue
-            running.append((work, pool.submit(_read, task, reader, work)))
-            if len(running) == READS_AT_ONCE:
-                first, read = running.popleft()
-                yield first, read.result()
-        while running:
             first, read = running.popleft()
             yield first, read.result()
 
@@ -232,7 +268,7 @@ def _named(errors: pa.RecordBatch, table: FollowedLog) -> pa.RecordBatch:
 
 def _read(task: LogTask, reader: LogReader, work: LogWork) -> LogRead | Exception:
     piece, log = work.piece, task.tables[work.table].log
-    most_bytes = DECODED_BYTES if _is_shortest(piece) else MOST_BYTES
+    most_bytes = DECODED_BYTES if _is_shortest(piece) and len(work.streams) == 1 else MOST_BYTES
     try:
         return reader.read(
             log, work.streams, piece.start_ms, piece.end_ms, most_bytes=most_bytes, endpoints=work.endpoints
@@ -245,43 +281,62 @@ def _is_shortest(piece: Piece) -> bool:
     return piece.end_ms - piece.start_ms <= 1
 
 
-def _decoded(task: LogTask, work: LogWork, read: LogRead) -> LogRows:
+def _decoded(task: LogTask, work: LogWork, read: LogRead, *, take_incomplete: bool) -> LogRows:
     table = task.tables[work.table]
-    at_s = int(read.at_s + task.clock_ahead_ms / 1000)
-    return decode_log(read.pages, table.log, read_at_s=at_s, log_ttl_s=table.ttl_s, take_incomplete=not work.patient)
+    return decode_log(
+        read.pages,
+        table.log,
+        read_at_s=int(read.at_s + task.clock_ahead_ms / 1000),
+        log_ttl_s=table.ttl_s,
+        take_incomplete=take_incomplete,
+        took_s=math.ceil(read.took_s),
+    )
 
 
-def _take(task: LogTask, work: LogWork, found: LogRows, files: StagedFiles, result: TableResult) -> None:
-    """Give the rows that are wanted to the files, and count all."""
+def _taken(task: LogTask, work: LogWork, read: LogRead, found: LogRows, result: TableResult) -> pa.RecordBatch:
+    """Count all rows, and return those that are to be staged."""
     groups, kind, wanted = found.groups, work.piece.kind, np.ones(found.rows.num_rows, np.bool_)
+    held = ~groups.complete if work.patient else np.zeros(len(groups), np.bool_)
     if work.only is not None:
         wanted = (groups.time == np.frombuffer(work.only, np.uint8)).all(axis=1)[found.group]
     elif kind in ("window", "near"):
         # Whatever else is there when it is read once more is new, be it the rest of a group.
         add_sums(result.sums[kind], groups)
     if kind == "far":
-        wanted = _came_late(task, work.piece, found)
+        wanted = _came_late(task, work.piece, found, read.took_s)
+        held &= _late_groups(task, work, read) if held.any() else False
     elif kind == "near":
-        wanted[:] = False
+        wanted[:], held[:] = False, False
     now_ms = int(time.time() * 1000)
-    for place in np.flatnonzero(~groups.complete).tolist() if work.patient and kind in ("window", "again") else ():
+    for place in np.flatnonzero(held).tolist():
         stream, moment = groups.stream[place].tobytes().hex(), groups.time[place].tobytes().hex()
         result.waiting.append(Waiting(work.piece.generation_ms, stream, moment, now_ms))
-    files.add(_chosen(found.rows, wanted))
     result.counts.update({f"log_{name}": number for name, number in vars(found.counts).items()})
     result.counts.update(
         change_rows=found.rows.num_rows,
         taken=int(np.count_nonzero(wanted)),
         read_before=int(np.count_nonzero(~wanted)),
     )
+    return _chosen(found.rows, wanted)
 
 
-def _came_late(task: LogTask, piece: Piece, found: LogRows) -> Mask:
-    """Tell which rows of a far sweep came so late that the near ones have missed them."""
-    times_ms = integers(found.rows["position"]) // 1000
+def _late_groups(task: LogTask, work: LogWork, read: LogRead) -> Mask:
+    """Tell which groups came late, complete or not; of half a range deletion, nothing says when it came."""
+    found = _decoded(task, work, read, take_incomplete=True)
+    late, count = found.group[_came_late(task, work.piece, found, read.took_s)], len(found.groups)
+    is_late, has_arrival = (np.bincount(of, minlength=count) > 0 for of in (late, found.group))
+    return np.asarray(is_late | ~has_arrival)
+
+
+def _came_late(task: LogTask, piece: Piece, found: LogRows, took_s: float) -> Mask:
+    """Tell which rows of a far sweep came so late that the near ones have missed them, and after the sweep before."""
+    times_ms, earliest_ms = integers(found.rows["position"]) // 1000, found.arrival_s * 1000
+    # The time that is left of a TTL has no fractions, and is of a moment while the request was under way.
+    latest_ms = earliest_ms + 999 + math.ceil(1000 * took_s)
     is_compared = times_ms >= piece.compared_from_ms
     from_ms = np.maximum(piece.arrived_from_ms, times_ms + np.where(is_compared, late_ms(task.rules), 0))
-    return np.asarray((found.arrival_s != UNKNOWN_ARRIVAL) & (found.arrival_s * 1000 + 999 >= from_ms))
+    is_known = found.arrival_s != UNKNOWN_ARRIVAL
+    return np.asarray(is_known & (latest_ms >= from_ms) & (earliest_ms < piece.arrived_until_ms))
 
 
 def add_sums(sums: dict[int, SlotSums], groups: LogGroups) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import get_args
 from uuid import UUID
 
 from ringsync.scylla.log_schema import EPOCH_100NS
 from ringsync.scylla.progress import (
+    WANTED_ROWS,
     Kind,
     Piece,
     Position,
@@ -28,13 +28,17 @@ from ringsync.scylla.progress import (
     window_pieces,
 )
 from ringsync.steps.scylla.followed_logs import FollowedTable
-from ringsync.steps.scylla.log_task import LogWork, Summed
+from ringsync.steps.scylla.log_task import MOST_BYTES, LogWork, TableResult
 
 PATIENCE_MS = 300_000
 """Time for which a group of log rows that is not complete waits; then what is there of it is taken."""
 
 SHORTER = 8
 """How many times shorter the next step is after one with too many rows."""
+
+
+WANTED_BYTES = MOST_BYTES // 4
+"""Bytes that the largest request of a step should have: more make the next one shorter."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,8 @@ class Planned:
     :ivar position: the position before, with the sweeps that have begun
     :ivar end_ms: end of the window; None: none is read
     :ivar works: the requests
+    :ivar kept_from_ms: earlier write times may have expired
+    :ivar resting: kinds that are not read now
     """
 
     table: FollowedTable
@@ -51,60 +57,67 @@ class Planned:
     rules: Rules
     end_ms: int | None
     works: tuple[LogWork, ...]
+    kept_from_ms: int = 0
+    resting: frozenset[Kind] = frozenset()
 
     @property
     def is_due(self) -> bool:
         """Whether something is to be done."""
         return self.end_ms is not None or bool(self.works)
 
-    def taken(
-        self,
-        counts: Mapping[str, int],
-        waiting: Iterable[Waiting],
-        sums: Summed,
-        missed: Collection[Kind] = (),
-        too_many: Collection[Kind] = (),
-    ) -> Position:
-        """Return the position once all of it is committed.
-
-        :param waiting: groups that are not complete
-        :param sums: what windows and near sweep have found
-        :param missed: kinds of works that were not all done: they are read once more. Those that had ``too_many`` rows
-            for a task are then read in shorter steps
-        """
-        rows: dict[Kind, int] = {kind: counts[f"{kind}_rows"] for kind in get_args(Kind)}
-        known = {(one.stream, one.time): one for one in self.position.waiting}
-        still = {(one.stream, one.time): known.get((one.stream, one.time), one) for one in waiting}
-        asked = {(work.streams[0].hex(), work.only.hex()) for work in self.works if work.only is not None}
-        left = {key: one for key, one in known.items() if key not in asked} | still
+    def taken(self, found: TableResult) -> Position:
+        """Return the position once all that was found is committed. Kinds of works that were not all done are read once
+        more, those with too many rows in shorter steps."""
+        if self.table.log is None:
+            return self._ended()
+        missed = found.missed | self.resting
+        load: dict[Kind, int] = {
+            kind: max(found.counts[f"{kind}_rows"], WANTED_ROWS * found.largest[kind] // WANTED_BYTES)
+            for kind in get_args(Kind)
+        }
         if "window" in missed:  # nothing of the table was kept
-            return self._shortened(self.position, too_many)
+            return self._shortened(self.position, found.too_many)
         position = self.position
         if "again" not in missed:
-            position = was_read_again(position, rows["again"])
+            position = was_read_again(position, load["again"])
         if "near" not in missed:
-            position = swept_near(position, sums.get("near", {}), rows["near"])
+            position = swept_near(position, found.sums.get("near", {}), load["near"])
         if "far" not in missed:
-            position = swept_far(position, rows["far"])
-        position = self._shortened(position, too_many)
-        position = replace(position, waiting=tuple(left.values()))
-        position = summed(position, sums.get("window", {}), self.rules)
-        if self.end_ms is None:
-            return position
-        return advanced(position, self.end_ms, rows["window"], self.rules)
+            position = swept_far(position, load["far"])
+        position = self._shortened(position, found.too_many)
+        position = replace(position, waiting=self._still_waiting(found.waiting))
+        position = summed(position, found.sums.get("window", {}), self.rules)
+        return position if self.end_ms is None else advanced(position, self.end_ms, load["window"], self.rules)
 
-    def undescribed(self) -> list[tuple[int, int]]:
-        """Return the parts of the window, ms, in which a generation operated that has no streams, and never got any:
-        a later one is known."""
+    def _ended(self) -> Position:
+        """Return the position of a table that has no log any more."""
+        near, far = (replace(sweep, next_ms=None) for sweep in (self.position.near, self.position.far))
+        until_ms = max(self.position.until_ms, self.end_ms or 0)
+        left = replace(self.position, until_ms=until_ms, ends_ms=self.end_ms, waiting=(), again=())
+        return replace(left, near=near, far=far)
+
+    def _still_waiting(self, found: Iterable[Waiting]) -> tuple[Waiting, ...]:
+        known = {(one.stream, one.time): one for one in self.position.waiting}
+        still = {(one.stream, one.time): known.get((one.stream, one.time), one) for one in found}
+        asked = {(work.streams[0].hex(), work.only.hex()) for work in self.works if work.only is not None}
+        return tuple(({key: one for key, one in known.items() if key not in asked} | still).values())
+
+    def unread(self) -> list[tuple[int, int]]:
+        """Return the parts of the window, ms, of which rows may be missing: what may have expired; what a generation
+        had that has no streams, and never got any, as a later one is known; and all of it if there is no log."""
         if self.end_ms is None:
             return []
-        found = []
+        start_ms = self.position.until_ms
+        if self.table.log is None:
+            waited_ms = self.position.waiting_from_ms
+            held = [start for start, _ in self.position.again] + ([] if waited_ms is None else [waited_ms])
+            return [(min(start_ms, *held, self.end_ms), self.end_ms)] if held or start_ms < self.end_ms else []
+        found = [(start_ms, min(self.kept_from_ms, self.end_ms))]
         for generation, interval in zip(self.table.generations, self.table.intervals, strict=True):
-            start_ms = max(interval.start_ms, self.position.until_ms)
-            end_ms = self.end_ms if interval.end_ms is None else min(self.end_ms, interval.end_ms)
-            if not generation.ranges and start_ms < end_ms:
-                found.append((start_ms, end_ms))
-        return found
+            if not generation.ranges:
+                end_ms = self.end_ms if interval.end_ms is None else min(self.end_ms, interval.end_ms)
+                found.append((max(interval.start_ms, found[-1][1], start_ms), end_ms))
+        return [(first, last) for first, last in found if first < last]
 
     def _shortened(self, position: Position, too_many: Collection[Kind]) -> Position:
         read_ms = {"window": position.window_ms if self.end_ms is None else self.end_ms - position.until_ms}
@@ -122,19 +135,36 @@ class Planned:
         )
 
 
-def plan_work(table: FollowedTable, position: Position, place: int, now_ms: int, rules: Rules) -> Planned:
+def plan_work(
+    table: FollowedTable,
+    position: Position,
+    place: int,
+    now_ms: int,
+    rules: Rules,
+    *,
+    kept_from_ms: int = 0,
+    resting: Collection[Kind] = (),
+) -> Planned:
     """Plan what a cycle reads of a table's log.
 
     :param place: the table's place among those of the task
+    :param kept_from_ms: earlier write times may have expired
+    :param resting: kinds that are not read now, since they have failed a moment ago
     """
     position = due(noticed(position, table.described), now_ms, rules, table.intervals[0].start_ms)
     end_ms = _described(window_end(position, now_ms, rules), position, table)
-    sweeps = (sweep_pieces(position, table.intervals, rules), again_pieces(position, table.intervals))
+    sweeps = (*sweep_pieces(position, table.intervals, rules), *again_pieces(position, table.intervals))
     pieces = window_pieces(position, end_ms, table.intervals) if end_ms is not None else []
-    works = [work for piece in chain(pieces, *sweeps) for work in _works(table, place, piece)]
+    pieces += [piece for piece in sweeps if piece.kind not in resting]
+    works = [work for piece in pieces for work in _works(table, place, piece)]
     if end_ms is not None or table.ends_ms is not None:
         works += [_of_waiting(one, place, now_ms) for one in position.waiting]
-    return Planned(table, position, rules, end_ms, tuple(works))
+    return Planned(table, position, rules, end_ms, tuple(works), kept_from_ms, frozenset(resting))
+
+
+def plan_end(table: FollowedTable, position: Position, rules: Rules) -> Planned:
+    """Plan the end of a table that has lost its log, with all that was not read of it."""
+    return Planned(table, position, rules, table.ends_ms, ())
 
 
 def _described(end_ms: int | None, position: Position, table: FollowedTable) -> int | None:

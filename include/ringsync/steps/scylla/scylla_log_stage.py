@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, get_args
 
 import pyarrow as pa
 
@@ -24,14 +24,15 @@ from ringsync.ledger.database import note_database
 from ringsync.ledger.gaps import Gap, note_gap
 from ringsync.ledger.layout import check_layout
 from ringsync.ledger.staging import CDC_LOGS, StageCommit, closed_until, decode_rows, put_commit
-from ringsync.scylla.progress import NO_SUMS, Position, added
+from ringsync.scylla.progress import NO_SUMS, Kind, Position, added
 from ringsync.state.processor_error import ErrorTable
+from ringsync.status import STALE_AFTER_S, age_s, read_status
 from ringsync.steps import loop
 from ringsync.steps.application import Application, ExitCode, Report, StepError, driver_host, spark_is_gone
 from ringsync.steps.own_keyspace import create_state
 from ringsync.steps.scylla.followed_logs import FollowedLogs, FollowedTable, NotYetError
 from ringsync.steps.scylla.log_task import LogResult, LogTask, LogWork, TableResult
-from ringsync.steps.scylla.log_work import Planned, plan_work
+from ringsync.steps.scylla.log_work import Planned, plan_end, plan_work
 from ringsync.steps.scylla.positions import read_positions
 from ringsync.steps.stage.staged_files import Windows
 from ringsync.steps.sync_plan import SyncPlan, interval_at, plan_of
@@ -120,12 +121,19 @@ class LogStager:
         self._followed = FollowedLogs(config, store, session)
         self._plan: SyncPlan | None = None
         self._number, self._positions = read_positions(store)
-        self._trouble: dict[str, TableTrouble] = {}
+        self._trouble: dict[tuple[str, Kind], TableTrouble] = {}
+        # A new run goes on counting how long tables have failed.
+        before = read_status(store, f"scylla_log_stage/{STATUS}")
+        lately = before is not None and age_s(before, time.time()) < STALE_AFTER_S
+        self._failing_before: dict[str, int] = {
+            log["table_id"]: log["failing_since_ms"]
+            for log in (before["logs"].values() if before and lately else ())
+            if log.get("failing_since_ms")
+        }
         self._names: dict[str, str] = {}
         self._looked = False
         self._counts: Counter[str] = Counter()
         self._surplus = 0
-        self._gaps: dict[str, tuple[int, int]] = {}
         self._rests_until_ms = 0
 
     def cycle(self) -> None:
@@ -141,46 +149,53 @@ class LogStager:
             print(f"ringsync: warning: {error}", flush=True)
             return
         self._names, self._looked = {table.table_id: table.name for table in tables}, True
-        self._note_failures({table.table_id: table.problem for table in tables if table.problem})
+        for table in tables:
+            if table.problem:
+                self._note_failure(table.table_id, "window", table.problem)
         now_ms = _now_ms()
-        tables = [table for table in tables if not table.problem and self._is_due(table.table_id, now_ms)]
-        planned = [
-            plan_work(table, self._position_of(table, now_ms), place, now_ms, self._followed.rules(table))
-            for place, table in enumerate(tables)
+        tables = [table for table in tables if not table.problem and not self._rests(table.table_id, "window", now_ms)]
+        read = [table for table in tables if table.log is not None]
+        planned = [self._planned(table, place, now_ms) for place, table in enumerate(read)]
+        ended = [
+            plan_end(table, self._positions[table.table_id], self._followed.rules(table))
+            for table in tables
+            if table.log is None
         ]
         due = [one for one in planned if one.is_due]
-        if due:
-            results = self._run(tables, [work for one in due for work in one.works], newest)
-            self._commit(due, results, now_ms)
+        if due or ended:
+            self._commit([*due, *ended], self._run(read, [work for one in due for work in one.works], newest), now_ms)
         self._rests_until_ms = self._rest(planned, now_ms)
 
-    def _is_due(self, table_id: str, now_ms: int) -> bool:
-        """Tell whether a table is to be tried: one that fails makes all others wait for its requests."""
-        trouble = self._trouble.get(table_id)
-        return trouble is None or trouble.again_ms <= now_ms
+    def _planned(self, table: FollowedTable, place: int, now_ms: int) -> Planned:
+        position = self._positions.get(table.table_id) or self._followed.begin(table, now_ms)
+        position = replace(position.with_ttl(table.ttl_s, now_ms), ends_ms=table.ends_ms)
+        kept_from_ms = self._followed.kept_from_ms(table, position.ttl_s, now_ms)
+        resting = [kind for kind in get_args(Kind) if self._rests(table.table_id, kind, now_ms)]
+        rules = self._followed.rules(table)
+        return plan_work(table, position, place, now_ms, rules, kept_from_ms=kept_from_ms, resting=resting)
+
+    def _rests(self, table_id: str, kind: Kind, now_ms: int) -> bool:
+        """Tell whether a table is not to be tried now: one that fails makes all others wait for its requests."""
+        trouble = self._trouble.get((table_id, kind))
+        return trouble is not None and trouble.again_ms > now_ms
 
     def _rest(self, planned: Sequence[Planned], now_ms: int) -> int:
         """Return when the next window can be read, ms since the epoch: until then nothing is asked."""
         at_ms = now_ms + LONGEST_REST_MS
         for one in planned:
             position = self._positions.get(one.table.table_id, one.position)
-            sweeping = position.near.next_ms is not None or position.far.next_ms is not None or bool(position.again)
+            sweeping: dict[Kind, object] = {
+                "near": position.near.next_ms,
+                "far": position.far.next_ms,
+                "again": position.again or None,
+            }
+            table_id = one.table.table_id
+            is_busy = any(
+                going is not None and not self._rests(table_id, kind, now_ms) for kind, going in sweeping.items()
+            )
             next_ms = position.until_ms + one.rules.confidence_ms + one.rules.window_ms
-            at_ms = min(at_ms, now_ms if sweeping else next_ms)
+            at_ms = min(at_ms, now_ms if is_busy else next_ms)
         return at_ms
-
-    def _position_of(self, table: FollowedTable, now_ms: int) -> Position:
-        """Return how far a table's log is read; a new one begins where its capture began, or a while ago. What the log
-        has forgotten meanwhile is a gap, and is told."""
-        kept_from_ms = self._followed.kept_from_ms(table, now_ms)
-        position = self._positions.get(table.table_id)
-        self._gaps.pop(table.table_id, None)
-        if position is None:
-            position = self._followed.begin(table, now_ms, kept_from_ms)
-        elif position.until_ms < kept_from_ms:
-            self._gaps[table.table_id] = position.until_ms, kept_from_ms
-            position = position.forgotten_until(kept_from_ms)
-        return replace(position, ends_ms=table.ends_ms)
 
     def _note_gap(self, table: FollowedTable, from_ms: int, until_ms: int) -> None:
         gap = Gap(
@@ -215,22 +230,21 @@ class LogStager:
         """
         found = {one.table.table_id: _of_table(results, one.table.table_id) for one in planned}
         failed = {table_id for table_id, result in found.items() if "window" in result.missed}
-        missed = {table_id: result for table_id, result in found.items() if result.missed}
-        self._note_failures({table_id: result.failure or _TOO_MANY for table_id, result in missed.items()})
-        positions = dict(self._positions)
+        positions = {table_id: one for table_id, one in self._positions.items() if self._followed.is_there(table_id)}
         for one in planned:
-            table_id = one.table.table_id
-            result = found[table_id]
-            if table_id not in failed or result.too_many:
-                # A shortened window keeps a position that is behind the gap already.
-                known = [self._gaps[table_id]] if table_id in self._gaps else []
-                for gap in (*known, *(one.undescribed() if table_id not in failed else ())):
+            table_id, result = one.table.table_id, found[one.table.table_id]
+            if table_id not in failed:
+                for gap in one.unread():
                     self._note_gap(one.table, *gap)
-                positions[table_id] = one.taken(
-                    result.counts, result.waiting, result.sums, result.missed, result.too_many
-                )
-            if table_id not in missed:
-                self._trouble.pop(table_id, None)
+            if table_id not in failed or result.too_many:
+                positions[table_id] = one.taken(result)
+            for kind in get_args(Kind):
+                if kind in result.missed:
+                    self._note_failure(table_id, kind, result.failures.get(kind, _TOO_MANY))
+                elif kind == "window" or any(work.piece.kind == kind for work in one.works):
+                    self._trouble.pop((table_id, kind), None)
+            if table_id not in failed:
+                self._failing_before.pop(table_id, None)
         for of_task in results:
             _check(of_task)
         for table_id in found.keys() - failed:
@@ -268,16 +282,16 @@ class LogStager:
         kept = [row not in ids for row in errors["table_id"].to_pylist()]
         self._surplus += self._errors.put(errors.filter(pa.array(kept, pa.bool_())), CDC_LOGS)
 
-    def _note_failures(self, reasons: dict[str, str]) -> None:
-        now_ms = _now_ms()
-        for table_id, reason in reasons.items():
-            known = self._trouble.get(table_id)
-            if known is None or known.reason != reason:
-                print(f"ringsync: warning: {self._names[table_id]}: its log is not read: {reason}", flush=True)
-            tries = known.tries + 1 if known else 1
-            wait_ms = 0 if reason == _TOO_MANY else min(LONGEST_WAIT_MS, 1000 << min(tries, 10))
-            since_ms = known.since_ms if known else now_ms
-            self._trouble[table_id] = TableTrouble(reason, since_ms, tries, now_ms + wait_ms)
+    def _note_failure(self, table_id: str, kind: Kind, reason: str) -> None:
+        now_ms, known = _now_ms(), self._trouble.get((table_id, kind))
+        if known is None or known.reason != reason:
+            what = "its log is not read" if kind == "window" else "late rows of its log are not found"
+            print(f"ringsync: warning: {self._names[table_id]}: {what}: {reason}", flush=True)
+        tries = known.tries + 1 if known else 1
+        wait_ms = 0 if reason == _TOO_MANY else min(LONGEST_WAIT_MS, 1000 << min(tries, 10))
+        before_ms = self._failing_before.get(table_id, now_ms) if kind == "window" else now_ms
+        since_ms = known.since_ms if known else before_ms
+        self._trouble[table_id, kind] = TableTrouble(reason, since_ms, tries, now_ms + wait_ms)
 
     @property
     def is_failing(self) -> bool:
@@ -290,7 +304,8 @@ class LogStager:
         # Before the first look, a backlog must not be taken for nothing.
         clear_at_ms = now_ms if self._looked else min((one.until_ms for one in self._positions.values()), default=0)
         for table_id, name in self._names.items():
-            position, trouble = self._positions.get(table_id), self._trouble.get(table_id)
+            position, trouble = self._positions.get(table_id), self._trouble.get((table_id, "window"))
+            of_sweeps = [one for (of, kind), one in self._trouble.items() if of == table_id and kind != "window"]
             until_ms = position.until_ms if position else 0
             is_long = trouble is not None and now_ms - trouble.since_ms >= FAILED_LONG_MS
             if not is_long:
@@ -301,6 +316,9 @@ class LogStager:
                 "waiting": len(position.waiting) if position else 0,
                 "waiting_from_ms": position.waiting_from_ms if position else None,
                 "error": trouble.reason if trouble else None,
+                "sweep_error": of_sweeps[0].reason if of_sweeps else None,
+                "failing_since_ms": trouble.since_ms if trouble else None,
+                "table_id": table_id,
             }
         counts = {
             "rows": self._counts["log_read"],
@@ -326,6 +344,7 @@ def _of_table(results: Sequence[LogResult], table_id: str) -> TableResult:
                     joined.sums[kind][slot] = added(joined.sums[kind].get(slot, NO_SUMS), more)
             joined.failures = {**one.failures, **joined.failures}
             joined.too_many |= one.too_many
+            joined.largest |= one.largest
     return joined
 
 

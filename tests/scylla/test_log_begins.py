@@ -1,0 +1,74 @@
+"""Where the reading of a log begins, and from where on it has all rows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ringsync.schema.table import Schema
+from ringsync.scylla.progress import Position
+from ringsync.steps.scylla.followed_logs import FollowedLogs, FollowedTable
+from ringsync.steps.scylla.log_task import TableResult
+from ringsync.steps.scylla.log_work import plan_end
+from ringsync.steps.scylla.positions import note_log_begins
+from ringsync.storage.local import LocalStore
+from tests.scylla.test_log_stager import TABLE_ID, generation
+from tests.scylla.test_log_task import RULES, TTL_S, followed
+
+NOW = 1_790_000_000_000
+HOUR = 3_600_000
+
+
+@pytest.mark.parametrize(
+    ("noted", "first_ms", "begins", "kept_from"),
+    [
+        (None, NOW - 10 * HOUR, NOW - HOUR, NOW - 10 * HOUR),
+        (NOW - 3 * HOUR, NOW - 10 * HOUR, NOW - 3 * HOUR, NOW - 10 * HOUR),
+        # It was noted longer ago than the log keeps rows: the first windows tell of a gap.
+        (NOW - 30 * HOUR, NOW - 90 * HOUR, NOW - 30 * HOUR, NOW - 24 * HOUR),
+        # With tablets the log began a little later than was noted: no gap.
+        (NOW - 3 * HOUR, NOW - 3 * HOUR + 700, NOW - 3 * HOUR + 700, NOW - 3 * HOUR + 700),
+    ],
+)
+def test_where_a_log_begins(tmp_path: Path, noted: int | None, first_ms: int, begins: int, kept_from: int) -> None:
+    store, session = LocalStore(tmp_path), SimpleNamespace()
+    config: Any = SimpleNamespace(scylla=SimpleNamespace(lookback_s=3600, window_ms=15_000))
+    if noted is not None:
+        note_log_begins(store, TABLE_ID, noted)
+    logs = FollowedLogs(config, store, session)
+    table = FollowedTable(TABLE_ID, "ks.t", followed(), (generation(first_ms),))
+    position = logs.begin(
+        table,
+        NOW,
+    )
+    assert begins - 300_000 < position.until_ms <= begins
+    assert position.ttl_s == TTL_S
+    assert logs.kept_from_ms(table, TTL_S, NOW) == kept_from
+    # Only what was noted, and has expired, is before what the log has.
+    assert (position.until_ms < kept_from) == (noted == NOW - 30 * HOUR)
+
+
+def test_tables_that_have_lost_their_log_or_their_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base = followed().log.base
+    schema = Schema((base,))
+
+    def look_at_schema(logs: FollowedLogs) -> None:
+        logs._schema, logs._ids = schema, frozenset(table.table_id for table in schema.tables)
+
+    monkeypatch.setattr(FollowedLogs, "_look_at_schema", look_at_schema)
+    monkeypatch.setattr(FollowedLogs, "_look_at_clocks", lambda _: None)
+    logs = FollowedLogs(SimpleNamespace(), LocalStore(tmp_path), SimpleNamespace())  # type: ignore[arg-type]
+    nothing: Any = SimpleNamespace(tables=(), replications={})
+    read = Position.begin(NOW - HOUR, [NOW - 10 * HOUR], 15_000)
+    (gone,) = logs.look(nothing, {TABLE_ID: read}, NOW)
+    assert (gone.log, gone.problem, gone.ends_ms) == (None, "", NOW + 5_000)
+    ended = plan_end(gone, read, RULES).taken(TableResult())
+    assert logs.look(nothing, {TABLE_ID: ended}, NOW + HOUR) == []
+    # It was dropped and created again since the plan was made: the log of this name is another table's.
+    schema = Schema((replace(base, table_id="77" * 16),))
+    planned: Any = SimpleNamespace(tables=(SimpleNamespace(table_id=TABLE_ID, schema=base),), replications={})
+    assert logs.look(planned, {}, NOW) == []
