@@ -30,7 +30,7 @@ from ringsync.cluster.limits import Limiter
 from ringsync.cluster.schema import read_table
 from ringsync.cluster.session import ClusterSettings, close_all, connect
 from ringsync.ring.ranks import ranked
-from ringsync.scylla.log_rows import LogRows, decode_log
+from ringsync.scylla.log_rows import LogRows
 from ringsync.scylla.log_schema import LOG_SUFFIX, LogTable, log_table_of
 from ringsync.sources.cdc_log import LogRead, LogReader, Requests, grouped
 from ringsync.steps.scylla.log_task import READS_AT_ONCE
@@ -47,7 +47,7 @@ def read_all(reader: LogReader, requests: Requests, table: LogTable, order: dict
 
     with ThreadPoolExecutor(READS_AT_ONCE) as pool:
         for found in pool.map(read, requests):
-            yield decode_log(found.pages, table, read_at_s=int(found.at_s), log_ttl_s=order["ttl_s"])
+            yield found.decoded(table, order["ttl_s"])
 
 
 def count(batch: pa.RecordBatch, table: LogTable) -> dict[str, int]:

@@ -68,7 +68,7 @@ class Cluster:
         found = [row for row in self.rows if row.stream in streams and start_ms <= row.time_ms < end_ms]
         there = sorted((row for row in found if row.seen_ms <= self.now_ms), key=lambda row: (row.stream, row.time_ms))
         page = ONE.page([log_row(row.time_ms, ck=row.ck) | {"cdc$stream_id": row.stream} for row in there])
-        return LogRead([page], self.now_ms / 1000, 0.0)
+        return LogRead([page], [self.now_ms / 1000], 0.0)
 
     # What the stager asks of FollowedLogs:
     clock_ahead_ms = 0.0

@@ -68,7 +68,7 @@ def staged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Log
 
 
 def reads(*rows: dict[str, Any]) -> Read:
-    return lambda *_, **__: LogRead([ONE.page(list(rows))], NOW / 1000, 0.0)
+    return lambda *_, **__: LogRead([ONE.page(list(rows))], [NOW / 1000], 0.0)
 
 
 def work(kind: Kind = "window", table: int = 0, **more: Any) -> LogWork:
@@ -121,7 +121,9 @@ def test_too_many_rows_of_a_table_are_its_own_trouble(
         asked.append(log.base.table_id)
         is_big = log.base.table_id == ONE.base.table_id
         one = ONE.page([log_row(NOW - 90_000)])[4:]
-        return LogRead([struct.pack(">i", 30) + one * 30 if is_big else ONE.page([log_row(NOW - 80_000)])], 0.0, 0.0)
+        return LogRead(
+            [struct.pack(">i", 30) + one * 30 if is_big else ONE.page([log_row(NOW - 80_000)])], [NOW / 1000], 0.0
+        )
 
     other = followed(OTHER, "6e" + ONE.base.table_id[2:])
     result = staged(read, [*(work() for _ in range(100)), work(table=1)], [followed(), other])
@@ -147,7 +149,7 @@ def test_a_table_that_cannot_be_read_fails_alone(staged: Callable[..., LogResult
     def read(log: Any, *_: Any, **__: Any) -> LogRead:
         if log.base.table_id == ONE.base.table_id:
             raise ValueError("no such log")
-        return LogRead([ONE.page([log_row(NOW - 80_000)])], 0.0, 0.0)
+        return LogRead([ONE.page([log_row(NOW - 80_000)])], [NOW / 1000], 0.0)
 
     other = followed(OTHER, "6e" + ONE.base.table_id[2:])
     result = staged(read, [work(), work(table=1), work()], [followed(), other])
@@ -200,7 +202,7 @@ def test_a_sweep_that_fails_is_no_trouble_of_the_window(staged: Callable[..., Lo
     def read(log: Any, streams: Any, start_ms: int, *_: Any, **__: Any) -> LogRead:
         if start_ms < NOW - 10**8:
             raise ValueError("an old file is damaged")
-        return LogRead([ONE.page([log_row(NOW - 80_000)])], 0.0, 0.0)
+        return LogRead([ONE.page([log_row(NOW - 80_000)])], [NOW / 1000], 0.0)
 
     far = LogWork(0, Piece(NOW - 10**9, NOW - 2 * 10**8, NOW, "far"), (STREAM,))
     (found,) = staged(read, [far, work()]).tables.values()
@@ -249,7 +251,7 @@ def test_a_slow_answer_changes_neither_expiry_nor_sweeps(
     on_time = log_row(NOW - 100_000, arrived_ms=NOW - 100_000 - int(1000 * took_s), **{"cdc$ttl": 3600})
 
     def read(row: dict[str, Any]) -> Read:
-        return lambda *_, **__: LogRead([ONE.page([row])], NOW / 1000, took_s)
+        return lambda *_, **__: LogRead([ONE.page([row])], [NOW / 1000], took_s)
 
     result = staged(read(on_time), [work()])
     (block,) = result.blocks
@@ -258,6 +260,20 @@ def test_a_slow_answer_changes_neither_expiry_nor_sweeps(
     late = log_row(NOW - 9 * HOUR, arrived_ms=NOW - 2 * HOUR + 1000 - int(1000 * took_s))
     (found,) = staged(read(late), [work("far")]).tables.values()
     assert found.counts["taken"] == 1
+
+
+def test_each_page_has_been_asked_for_at_a_time_of_its_own() -> None:
+    """One had to be asked for again, after a timeout of 20 s."""
+    rows = [
+        log_row(NOW - 9 * HOUR, ck=ck, arrived_ms=NOW - HOUR - later_ms, **{"cdc$ttl": 7200, "cdc$batch_seq_no": ck})
+        for ck, later_ms in enumerate((0, 0, 20_000, 20_000))
+    ]
+    rows[2]["cdc$time"] = rows[3]["cdc$time"] = moment(NOW - 9 * HOUR, 3)
+    read = LogRead([ONE.page([]), ONE.page(rows[:2]), ONE.page(rows[2:])], [NOW / 1000] * 2 + [NOW / 1000 + 20], 1.0)
+    found = read.decoded(ONE.log, TTL_S)
+    assert found.arrival_s.tolist() == [(NOW - HOUR) // 1000] * 4
+    cells = [cell for row in found.rows.to_pylist() for cell in row["cells"]]
+    assert {cell["local_deletion_time"] for cell in cells} == {(NOW - HOUR) // 1000 + 7200}
 
 
 def test_a_task_writes_what_it_holds_before_it_is_too_much(
@@ -278,7 +294,7 @@ def test_a_ms_that_is_too_large_is_read_stream_by_stream(staged: Callable[..., L
     def read(log: Any, of: Sequence[bytes], *_: Any, most_bytes: int, **__: Any) -> LogRead:
         asked.append((len(of), most_bytes))
         rows = [log_row(NOW - 80_000, **{"cdc$stream_id": stream}) for stream in of]
-        return LogRead([ONE.page(rows)], NOW / 1000, 0.0, is_too_large=len(of) > 1 or of[0] == streams[0])
+        return LogRead([ONE.page(rows)], [NOW / 1000], 0.0, is_too_large=len(of) > 1 or of[0] == streams[0])
 
     piece = Piece(NOW - 10**9, NOW - 80_000, NOW - 79_999)
     (found,) = staged(read, [LogWork(0, piece, streams[1:])]).tables.values()
@@ -295,7 +311,7 @@ def test_one_request_that_is_too_large_is_given_up(staged: Callable[..., LogResu
 
     def read(*_: Any, most_bytes: int, **__: Any) -> LogRead:
         limits.append(most_bytes)
-        return LogRead([ONE.page([log_row(NOW - 80_000)])], 0.0, 0.0, is_too_large=True)
+        return LogRead([ONE.page([log_row(NOW - 80_000)])], [NOW / 1000], 0.0, is_too_large=True)
 
     (found,) = staged(read, [work("near"), work()]).tables.values()
     assert (found.too_many, found.counts["taken"], found.sums) == ({"near", "window"}, 0, {})

@@ -143,7 +143,7 @@ def decode_log(
     pages: Sequence[Page],
     table: LogTable,
     *,
-    read_at_s: int,
+    read_at_s: int | Sequence[int],
     log_ttl_s: int | None,
     take_incomplete: bool = False,
     took_s: int = 0,
@@ -152,10 +152,10 @@ def decode_log(
 
     :param pages: bodies of result pages of :meth:`LogTable.select`, in their order. A write that is cut at the end of
         the last one is not complete: pass its pages together
-    :param read_at_s: when the pages were asked for, s since the epoch, by the clock of the servers
+    :param read_at_s: when the pages were asked for, all or each, s since the epoch, by the clock of the servers
     :param log_ttl_s: the log's TTL when the rows were written, s; None or 0: they stay for ever. A row that lasts
         longer than this has no known arrival
-    :param took_s: how long all pages took to come, s
+    :param took_s: longest time that a page took to come, s
     :param take_incomplete: whether to decode writes of which the last row is missing; else they are held back
     :raises ValueError: a page is malformed or cut off: the message names the byte position; or they are too large
     """
@@ -165,7 +165,8 @@ def decode_log(
     page = join_pages(pages)
     size, columns = len(page) - PADDING, len(table.layout)
     count = page_rows(page[:size], columns)
-    state, found = LogState.new(table, read_at_s, log_ttl_s or -1), _Found.new(count)
+    asked_s = [read_at_s] * len(pages) if isinstance(read_at_s, int) else [*read_at_s]
+    state, found = LogState.new(table, min(asked_s, default=0), log_ttl_s or -1), _Found.new(count)
     output = Output.new(page, _logged(table.base), _capacity(state, table, page, count))
     state.write_to(output)
     arrays = np.array([address(array) for array in vars(found).values()], np.int64)
@@ -173,8 +174,21 @@ def decode_log(
     stop = kernels.decode_rows(words, address(arrays), first, size, count, int(take_incomplete))
     check_end(stop, size, count, columns)
     if log_ttl_s:
+        _asked_later(found, output.count(at.ROWS), pages, asked_s)
         kernels.expire(address(output.state), address(found.change_arrivals), took_s)
     return _log_rows(page, table, output, found, int(state.words[of.GROUPS // 8]))
+
+
+def _asked_later(found: _Found, rows: int, pages: Sequence[Page], asked_s: Sequence[int]) -> None:
+    """Correct the arrivals of writes on pages that were asked for later than the first one."""
+    later_s = np.array(asked_s, np.int64) - min(asked_s, default=0)
+    if not later_s.any():
+        return
+    ends = np.cumsum([int.from_bytes(page[:4], "big") for page in pages])
+    arrivals, groups = found.change_arrivals[:rows], found.change_groups[:rows]
+    # The rows of a group are together, and all of one time: a group that is cut belongs to the page of its first row.
+    page_of = np.searchsorted(ends, np.searchsorted(found.group_of, groups), side="right")
+    arrivals[arrivals != UNKNOWN_ARRIVAL] += later_s[page_of][arrivals != UNKNOWN_ARRIVAL]
 
 
 def _capacity(state: LogState, table: LogTable, page: PaddedPage, count: int) -> Capacity:

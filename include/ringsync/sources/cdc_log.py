@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 import time
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from ringsync.cluster.session import ClusterSettings
 from ringsync.formats.result_page import Page
 from ringsync.ring.ranks import RankedRing
 from ringsync.scylla.generations import Generation
-from ringsync.scylla.log_rows import MOST_BYTES
+from ringsync.scylla.log_rows import MOST_BYTES, LogRows, decode_log
 from ringsync.scylla.log_schema import LogTable, lowest_time
 from ringsync.sources.scan.pages import Pages, Request, Stuck
 from ringsync.sources.scan.scan import scan_session
@@ -33,15 +34,31 @@ class LogRead:
     """What some streams had.
 
     :ivar pages: without the last ones if they are too large
-    :ivar at_s: when it was asked for, s since the epoch, by this host's clock
-    :ivar took_s: how long all pages took to come, s
+    :ivar at_s: when each page was asked for, s since the epoch, by this host's clock
+    :ivar took_s: longest time that a page took to come, s
     :ivar is_too_large: whether the reading was given up, since there were too many bytes
     """
 
     pages: Sequence[Page]
-    at_s: float
+    at_s: Sequence[float]
     took_s: float
     is_too_large: bool = False
+
+    def decoded(
+        self, table: LogTable, log_ttl_s: int | None, *, clock_ahead_s: float = 0.0, take_incomplete: bool = False
+    ) -> LogRows:
+        """Decode the pages: :func:`ringsync.scylla.log_rows.decode_log`.
+
+        :param clock_ahead_s: how far the servers' clock is ahead of this host's, s
+        """
+        return decode_log(
+            self.pages,
+            table,
+            read_at_s=[int(at_s + clock_ahead_s) for at_s in self.at_s],
+            log_ttl_s=log_ttl_s,
+            take_incomplete=take_incomplete,
+            took_s=math.ceil(self.took_s),
+        )
 
 
 @dataclass(frozen=True)
@@ -82,14 +99,16 @@ class LogReader:
         listed = struct.pack(">i", len(streams)) + b"".join(struct.pack(">i", len(one)) + one for one in streams)
         values = (listed, lowest_time(start_ms), lowest_time(end_ms))
         request = Request(table.select(bypass_cache=True), values)
-        began_s = time.time()
         try:
-            came, size = [], 0
+            came, at_s, took_s, size = [], [], 0.0, 0
             for page in pages.read(request):
+                asked_s, came_s = pages.times
                 came.append(page)
+                at_s.append(asked_s)
+                took_s = max(took_s, came_s - asked_s)
                 if (size := size + len(page)) > most_bytes:
                     break
-            return LogRead(came, began_s, time.time() - began_s, size > most_bytes)
+            return LogRead(came, at_s, took_s, size > most_bytes)
         except Stuck as error:
             raise LogReadError(f"{table.full_name}: {len(streams)} streams {error.reason}") from error
 

@@ -181,7 +181,6 @@ class ScyllaCdcLogReader(DataSourceReader):  # type: ignore[misc]
             return
         from ringsync.cluster.limits import Limiter
         from ringsync.config import load_config
-        from ringsync.scylla.log_rows import decode_log
         from ringsync.sources.cdc_log import LogReader
 
         config = load_config(self._config_path)
@@ -190,7 +189,7 @@ class ScyllaCdcLogReader(DataSourceReader):  # type: ignore[misc]
         reader = LogReader.open(cluster_settings(config), permits)
         for streams, start_ms, end_ms in partition.parts:
             read = reader.read(self._plan.log, streams, start_ms, end_ms)
-            found = decode_log(read.pages, self._plan.log, read_at_s=int(read.at_s), log_ttl_s=self._plan.ttl_s)
+            found = read.decoded(self._plan.log, self._plan.ttl_s)
             if found.errors.num_rows and not (self._wants_problems or self._skips_damage):
                 first = found.errors.slice(0, 1).to_pylist()[0]
                 raise LogDamagedError(f"{first['file']}: {first['reason']}; damage=skip leaves such rows out")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -89,6 +90,7 @@ class Asked:
     :ivar place: the page's place among those of its SELECT
     :ivar rest: the page's size in bytes, and the next page's paging state; None: it has not come yet, or is the last
     :ivar next: the page behind it, once that is requested
+    :ivar asked_s: when it was asked for, s since the epoch, by this host's clock; ``came_s``: when it came
     """
 
     def __init__(self, response: Any, rows: int, place: int, permits: Permits) -> None:
@@ -96,6 +98,7 @@ class Asked:
         self.place = place
         self.rest: tuple[int, bytes] | None = None
         self.next: Asked | None = None
+        self.asked_s = self.came_s = time.time()
         self._response = response
         self._permits = permits
         self._ended: Future[None] = Future()
@@ -117,6 +120,7 @@ class Asked:
 
     def _came(self, rows: list[Page]) -> None:
         page = rows[0]
+        self.came_s = time.time()
 
         def end() -> None:
             self._permits.answered(row_count(page), len(page))
@@ -166,6 +170,8 @@ class _Size:
 class Pages:
     """A reader of pages from the replicas of one token range. It remembers how large pages may be.
 
+    ``times`` says when the page that :meth:`read` returned last was asked for, and when it came, s since the epoch.
+
     :ivar statements: statements prepared on this session, by CQL; new ones are added
     :ivar endpoints: ``address:port`` of the replicas; the first one is asked first
     :ivar sleep: function that waits before a page is requested again, given seconds
@@ -187,6 +193,7 @@ class Pages:
         self._stuck = 0
         self._taken = -1
         self._last: Asked | None = None
+        self.times = 0.0, 0.0
         # The reader and the driver's thread may request the next page at the same time.
         self._lock = RLock()
 
@@ -206,6 +213,7 @@ class Pages:
             self._taken = asked.place
             if self._last is not None:
                 self._go_on(request, self._last)
+            self.times = asked.asked_s, asked.came_s
             yield page
             if paging_state is None:
                 return

@@ -23,7 +23,7 @@ from ringsync.formats.commitlog.reader import ERROR_ROWS
 from ringsync.formats.result_page import Page
 from ringsync.ledger import staging
 from ringsync.scylla.log_rows import MOST_BYTES as DECODED_BYTES
-from ringsync.scylla.log_rows import UNKNOWN_ARRIVAL, LogGroups, LogRows, decode_log
+from ringsync.scylla.log_rows import UNKNOWN_ARRIVAL, LogGroups, LogRows
 from ringsync.scylla.log_schema import LogTable
 from ringsync.scylla.progress import NO_SUMS, SLOT_MS, Kind, Piece, Rules, SlotSums, Sums, Waiting, added, late_ms
 from ringsync.sources.cdc_log import LogRead, LogReader
@@ -282,15 +282,8 @@ def _is_shortest(piece: Piece) -> bool:
 
 
 def _decoded(task: LogTask, work: LogWork, read: LogRead, *, take_incomplete: bool) -> LogRows:
-    table = task.tables[work.table]
-    return decode_log(
-        read.pages,
-        table.log,
-        read_at_s=int(read.at_s + task.clock_ahead_ms / 1000),
-        log_ttl_s=table.ttl_s,
-        take_incomplete=take_incomplete,
-        took_s=math.ceil(read.took_s),
-    )
+    table, clock_ahead_s = task.tables[work.table], task.clock_ahead_ms / 1000
+    return read.decoded(table.log, table.ttl_s, clock_ahead_s=clock_ahead_s, take_incomplete=take_incomplete)
 
 
 def _taken(task: LogTask, work: LogWork, read: LogRead, found: LogRows, result: TableResult) -> pa.RecordBatch:
