@@ -128,6 +128,7 @@ def test_changes_are_followed(cdcservice: Run, session: Any, keyspace: str, fold
     assert cdcservice("status").returncode == 1
 
 
+@pytest.mark.chaos
 def test_the_same_configuration_with_another_cluster_follows_a_scylla(
     cdcservice: Run, cassandra: CassandraNode, session: Any, folder: Path
 ) -> None:

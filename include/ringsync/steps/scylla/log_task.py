@@ -194,6 +194,8 @@ def stage_logs(task: LogTask, works: Sequence[LogWork], permits: Permits) -> Log
                 errors.append(_named(found.errors, table))
         except Exception as error:  # a table's failure is its own
             result.failures[work.piece.kind] = plain(error)
+        if files.held >= HELD_BYTES:
+            files.write()
     undecoded = pa.concat_batches([_NO_ERRORS, *errors])
     files.write()
     encoded = staging.encode_rows(undecoded)
@@ -206,7 +208,7 @@ class _Files:
     """The files of a task: one after the other, so that memory is bounded however much all tables have."""
 
     def __init__(self, task: LogTask, store: ObjectStore) -> None:
-        self._task, self._store, self._held = task, store, 0
+        self._task, self._store = task, store
         self.counts: Counter[str] = Counter()
         self.blocks: list[staging.Block] = []
         self.late: list[str] = []
@@ -215,14 +217,12 @@ class _Files:
     def _begin(self) -> None:
         to = Destination(staging.CDC_LOGS, self._task.commit, secrets.token_hex(8), is_agreed=True)
         staged = [table.staged for table in self._task.tables]
-        self._file, self._held = StagedFiles(staged, self._task.windows, self._store, to), 0
+        self._file, self.held = StagedFiles(staged, self._task.windows, self._store, to), 0
 
     def add(self, rows: pa.RecordBatch, size: int) -> None:
         """Add change rows, made of so many bytes of pages."""
         self._file.add(rows)
-        self._held += size if rows.num_rows else 0
-        if self._held >= HELD_BYTES:
-            self.write()
+        self.held += size if rows.num_rows else 0
 
     def write(self) -> None:
         """Write what is held."""
