@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ringsync.schema.table import Schema
+from ringsync.schema.table import Schema, UnreadableTable
 from ringsync.scylla.progress import Position
 from ringsync.steps.scylla.followed_logs import FollowedLogs, FollowedTable
 from ringsync.steps.scylla.log_task import TableResult
@@ -57,7 +57,7 @@ def test_tables_that_have_lost_their_log_or_their_name(tmp_path: Path, monkeypat
     schema = Schema((base,))
 
     def look_at_schema(logs: FollowedLogs) -> None:
-        logs._schema, logs._ids = schema, frozenset(table.table_id for table in schema.tables)
+        logs._schema, logs._ids = schema, schema.ids
 
     monkeypatch.setattr(FollowedLogs, "_look_at_schema", look_at_schema)
     monkeypatch.setattr(FollowedLogs, "_look_at_clocks", lambda _: None)
@@ -68,6 +68,16 @@ def test_tables_that_have_lost_their_log_or_their_name(tmp_path: Path, monkeypat
     assert (gone.log, gone.problem, gone.ends_ms) == (None, "", NOW + 5_000)
     ended = plan_end(gone, read, RULES).taken(TableResult())
     assert logs.look(nothing, {TABLE_ID: ended}, NOW + HOUR) == []
+    # A log that cannot be read is not gone.
+    schema = Schema(
+        (base,), (UnreadableTable(base.keyspace, f"{base.name}_scylla_cdc_log", "66" * 16, "it has vectors"),)
+    )
+    (unreadable,) = logs.look(nothing, {TABLE_ID: read}, NOW)
+    assert unreadable.problem == "log table t_scylla_cdc_log: it has vectors"
+    # The same of its table: its position is kept.
+    schema = Schema((), (UnreadableTable(base.keyspace, base.name, TABLE_ID, "it has vectors"),))
+    logs.look(nothing, {TABLE_ID: read}, NOW)
+    assert logs.is_there(TABLE_ID)
     # It was dropped and created again since the plan was made: the log of this name is another table's.
     schema = Schema((replace(base, table_id="77" * 16),))
     planned: Any = SimpleNamespace(tables=(SimpleNamespace(table_id=TABLE_ID, schema=base),), replications={})

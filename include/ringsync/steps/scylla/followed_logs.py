@@ -24,7 +24,7 @@ from ringsync.config import Config
 from ringsync.ledger.table_versions import TableVersionError, version_of
 from ringsync.ring.ranks import RankedRing, ranked
 from ringsync.ring.ring import RingError
-from ringsync.schema.table import Schema, TableSchema
+from ringsync.schema.table import Schema, TableSchema, UnreadableTable
 from ringsync.scylla.generations import Generation, Interval, intervals
 from ringsync.scylla.log_schema import LOG_SUFFIX, LogTableError, log_table_of
 from ringsync.scylla.progress import Position, Rules
@@ -186,7 +186,7 @@ class FollowedLogs:
             self._schema, self._options, self._version = ask_one(
                 self._session, lambda node: (tables_of(node), read_cdc_options(node), schema_version(node))
             )
-            self._ids = frozenset(table.table_id for table in self._schema.tables)
+            self._ids = self._schema.ids
 
     def _look_at_clocks(self) -> None:
         """Compare the nodes' clocks: one that is behind writes longer to a generation, and to a window."""
@@ -206,18 +206,12 @@ class FollowedLogs:
         try:
             now = next((one for one in self._schema.tables if one.table_id == table_id), base)
             version = self._versions[table_id] = version_of(self._store, now, self._versions.get(table_id))
-            log = next(
-                (
-                    one
-                    for one in self._schema.tables
-                    if (one.keyspace, one.name) == (now.keyspace, now.name + LOG_SUFFIX)
-                ),
-                None,
-            )
+            log = self._log_of(now)
             if log is None and ends_ms is not None:
                 return FollowedTable(table_id, name, None, ends_ms=ends_ms)
-            if log is None:
-                return FollowedTable(table_id, name, None, problem=f"there is no log table {now.name}{LOG_SUFFIX}")
+            if not isinstance(log, TableSchema):
+                reason = log.reason if log else "it is not there"
+                return FollowedTable(table_id, name, None, problem=f"log table {now.name}{LOG_SUFFIX}: {reason}")
             options = self._options.get(table_id)
             if options is not None and options.delta != "full":
                 return FollowedTable(table_id, name, None, problem=_KEYS_ONLY)
@@ -238,6 +232,11 @@ class FollowedLogs:
         requests = {one.time_ms: self._requests_of(streams, one, None if is_own else ring) for one in generations}
         self._requests[table_id] = len(requests[generations[-1].time_ms])
         return FollowedTable(table_id, name, followed, generations, requests, is_own, ends_ms)
+
+    def _log_of(self, table: TableSchema) -> TableSchema | UnreadableTable | None:
+        names = (table.keyspace, table.name + LOG_SUFFIX)
+        every: tuple[TableSchema | UnreadableTable, ...] = (*self._schema.tables, *self._schema.unreadable)
+        return next((one for one in every if (one.keyspace, one.name) == names), None)
 
     def _left(self, table_id: str, position: Position, now_ms: int) -> FollowedTable | None:
         """Return a table that has left the plan, until its log is read to the end; None: it is, or is gone."""
