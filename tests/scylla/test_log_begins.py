@@ -47,7 +47,8 @@ def test_where_a_log_begins(tmp_path: Path, noted: int | None, first_ms: int, be
     )
     assert begins - 300_000 < position.until_ms <= begins
     assert position.ttl_s == TTL_S
-    assert logs.kept_from_ms(table, TTL_S, NOW) == kept_from
+    assert table.kept_from_ms(TTL_S, NOW) == kept_from
+    assert logs.begin(table, NOW + HOUR) == position, "the begin is kept"
     # Only what was noted, and has expired, is before what the log has.
     assert (position.until_ms < kept_from) == (noted == NOW - 30 * HOUR)
 

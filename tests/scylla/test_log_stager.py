@@ -6,7 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,13 +21,13 @@ from ringsync.scylla.generations import Generation, StreamRange
 from ringsync.scylla.progress import Position, Rules
 from ringsync.scylla.stream_ids import StreamId
 from ringsync.sources.cdc_log import LogRead, grouped
-from ringsync.steps.loop import put_status
+from ringsync.steps import loop
 from ringsync.steps.scylla import log_task, scylla_log_stage
 from ringsync.steps.scylla.followed_logs import FollowedTable
 from ringsync.steps.scylla.positions import read_positions
 from ringsync.steps.scylla.scylla_log_stage import LogStager
 from ringsync.storage.local import LocalStore
-from tests.scylla.test_log_task import ONE, followed, log_row
+from tests.scylla.test_log_task import ONE, TTL_S, followed, log_row
 
 NOW = 1_790_000_000_000
 MINUTE = 60_000
@@ -61,6 +61,8 @@ class Cluster:
     now_ms: int = NOW
     failing: Callable[[int, int], bool] = lambda *_: False
     ends_ms: int | None = None
+    log_id: str = ""
+    rules_of: Rules = RULES
 
     def read(self, log: Any, streams: Sequence[bytes], start_ms: int, end_ms: int, **_: Any) -> LogRead:
         if self.failing(start_ms, end_ms):
@@ -78,13 +80,12 @@ class Cluster:
             is_done = positions[TABLE_ID].until_ms >= self.ends_ms
             return [] if is_done else [FollowedTable(TABLE_ID, NAME, None, ends_ms=self.ends_ms)]
         requests = {one.time_ms: grouped(one, None) for one in self.generations}
-        return [FollowedTable(TABLE_ID, NAME, followed(), tuple(self.generations), requests)]
+        return [
+            FollowedTable(TABLE_ID, NAME, replace(followed(), log_id=self.log_id), tuple(self.generations), requests)
+        ]
 
     def rules(self, table: FollowedTable) -> Rules:
-        return RULES
-
-    def kept_from_ms(self, table: FollowedTable, ttl_s: int, now_ms: int) -> int:
-        return self.has_from_ms
+        return self.rules_of
 
     def begin(self, table: FollowedTable, now_ms: int) -> Position:
         known = [one.start_ms for one in table.described]
@@ -116,6 +117,8 @@ class Sync:
             "plan_of",
             lambda store, config, session, interval, before: SimpleNamespace(interval=interval),
         )
+        patch.setattr(FollowedTable, "kept_from_ms", lambda *_: cluster.has_from_ms)
+        patch.setattr(loop, "time", clock)
         self.start()
 
     def start(self) -> None:
@@ -263,7 +266,8 @@ def test_a_new_run_knows_since_when_a_table_has_failed(sync_of: Callable[[Cluste
     only = generation(NOW - 100 * MINUTE)
     sync = sync_of(cluster := Cluster([only], failing=lambda *_: True))
     sync.run(6)
-    put_status(sync.store, "scylla_log_stage", scylla_log_stage.STATUS, sync.stager.status() | {"error": None})
+    loop.put_status(sync.store, "scylla_log_stage", scylla_log_stage.STATUS, sync.stager.status() | {"error": None})
+    cluster.now_ms += 90_000  # Spark starts
     sync.start()
     sync.run(1)
     assert sync.stager.status()["logs"][NAME]["failing_since_ms"] == NOW
@@ -335,3 +339,83 @@ def test_whatever_happens_all_rows_are_staged(
     assert sync.position.until_ms > NOW + 100 * MINUTE
     assert not sync.position.again
     assert set(sync.staged()) == {row.ck for row in cluster.rows}
+
+
+def test_what_only_a_far_sweep_can_find_may_have_expired_before_it_looks(
+    sync_of: Callable[[Cluster], Sync], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sync stands for less than the TTL, but for longer than the TTL less the time between two far sweeps."""
+    hour = 60 * MINUTE
+    only = generation(NOW - 100 * MINUTE)
+    cluster = Cluster([only], rules_of=replace(RULES, far_ms=12 * hour))
+    sync = sync_of(cluster)
+    sync.run(60, step_ms=5 * MINUTE)
+    began_ms = sync.position.far.began_ms
+    for stop_ms, has_gap in ((11 * hour, False), (20 * hour, True)):
+        cluster.now_ms += stop_ms
+        before_ms = sync.position.far.began_ms
+        sync.start()
+        sync.run(20, step_ms=MINUTE)
+        assert sync.position.far.before_ms == before_ms
+        assert sync.position.far.next_ms is None
+        assert bool(sync.gaps()) == has_gap
+        sync.run(8 * 60, step_ms=30 * MINUTE)
+    ((since_ms, until_ms),) = sync.gaps()
+    assert since_ms == before_ms - 60_000
+    assert since_ms < until_ms < cluster.now_ms - 1000 * TTL_S
+    assert began_ms < before_ms
+
+
+def test_a_log_that_was_dropped_and_made_again_is_a_gap(
+    sync_of: Callable[[Cluster], Sync], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    only = generation(NOW - 100 * MINUTE)
+    cluster = Cluster([only])
+    sync = sync_of(cluster)
+    cluster.log_id = "aa" * 16
+    sync.run(2)
+    assert sync.position.log_id == "aa" * 16
+    until_ms = sync.position.until_ms
+    cluster.now_ms = made_ms = cluster.now_ms + 60 * MINUTE
+    cluster.log_id = "bb" * 16
+    cluster.rows = spread(only, made_ms - 5 * MINUTE, made_ms, 20)
+    sync.start()
+    sync.run(5)
+    assert sync.gaps() == {(until_ms, made_ms)}
+    assert sync.staged() == dict.fromkeys(range(20), 1)
+
+
+def test_a_gap_is_judged_when_the_reading_is_over(sync_of: Callable[[Cluster], Sync]) -> None:
+    """Rows expire while a request waits."""
+    only = generation(NOW - 100 * MINUTE)
+    cluster = Cluster([only], has_from_ms=NOW - 61 * MINUTE)
+    sync = sync_of(cluster)
+
+    def slow(*_: int) -> bool:
+        cluster.has_from_ms = NOW - 50 * MINUTE
+        return False
+
+    cluster.failing = slow
+    sync.run(3)
+    gaps = sorted(sync.gaps())
+    assert (gaps[0][0], gaps[-1][1]) == (NOW - 60 * MINUTE, NOW - 50 * MINUTE)
+
+
+def test_a_sweep_that_fails_slowly_is_tried_seldom(sync_of: Callable[[Cluster], Sync]) -> None:
+    only = generation(NOW - 100 * MINUTE)
+    cluster = Cluster([only])
+    sync = sync_of(cluster)
+    sync.run(3)
+    tries = []
+
+    def failing(start_ms: int, _: int) -> bool:
+        is_bad = start_ms < NOW - 40 * MINUTE
+        if is_bad:
+            tries.append(cluster.now_ms)
+            cluster.now_ms += 65_000  # there are two streams in a request for each of two tasks
+        return is_bad
+
+    cluster.failing = failing
+    sync.run(120)
+    assert len(tries) >= 2
+    assert all(other - one >= 500_000 for one, other in pairwise(tries[::2]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -298,12 +299,69 @@ def test_a_ms_that_is_too_large_is_read_stream_by_stream(staged: Callable[..., L
 
     piece = Piece(NOW - 10**9, NOW - 80_000, NOW - 79_999)
     (found,) = staged(read, [LogWork(0, piece, streams[1:])]).tables.values()
-    assert asked == [(2, log_task.MOST_BYTES), (1, log_task.DECODED_BYTES), (1, log_task.DECODED_BYTES)]
+    assert asked == [(2, log_task.MOST_BYTES), (1, log_task.MOST_BYTES), (1, log_task.MOST_BYTES)]
     assert (found.counts["taken"], found.missed) == (2, set())
     # What cannot be read in any way is a failure, which is not tried again at once.
+    asked.clear()
     (failed,) = staged(read, [LogWork(0, piece, streams)]).tables.values()
+    assert asked[-1] == (1, log_task.DECODED_BYTES)
     assert failed.failures.keys() == {"window"}
     assert not failed.too_many
+
+
+def test_what_is_that_large_is_read_alone(staged: Callable[..., LogResult], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a task would hold eight times a gigabyte."""
+    running, most = [0], [0]
+
+    def read(log: Any, of: Sequence[bytes], *_: Any, most_bytes: int, **__: Any) -> LogRead:
+        running[0] += 1
+        if most_bytes == log_task.DECODED_BYTES:
+            most[0] = max(most[0], running[0])
+        time.sleep(0.02)
+        running[0] -= 1
+        return LogRead([ONE.page([])], [NOW / 1000], 0.0, is_too_large=most_bytes == log_task.MOST_BYTES)
+
+    piece = Piece(NOW - 10**9, NOW - 80_000, NOW - 79_999)
+    large = [LogWork(0, piece, tuple(bytes([number]) * 16 for number in range(9)))]
+    (found,) = staged(read, [*large, *(work("far") for _ in range(9))]).tables.values()
+    assert most == [1]
+    assert "window" not in found.missed
+
+
+def test_too_many_rows_that_cannot_be_decoded_make_windows_shorter(
+    staged: Callable[..., LogResult], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They go to the driver."""
+    monkeypatch.setattr(log_task, "MOST_ERROR_BYTES", 1000)
+    rows = [log_row(NOW - 90_000, ck=ck, **{"cdc$operation": 77, "cdc$batch_seq_no": ck}) for ck in range(30)]
+    (found,) = staged(reads(*rows), [work()]).tables.values()
+    assert found.too_many == {"window"}
+    shortest = LogWork(0, Piece(NOW - 10**9, NOW - 90_000, NOW - 89_999), (STREAM,))
+    result = staged(reads(*rows), [shortest])
+    assert (result.error_count, [one.too_many for one in result.tables.values()]) == (30, [set()])
+
+
+def test_a_group_whose_patience_is_over_does_not_wait_for_another_of_its_ms(staged: Callable[..., LogResult]) -> None:
+    old, new = (
+        log_row(NOW - 90_000, ck=extra, last=False, **{"cdc$time": moment(NOW - 90_000, extra)}) for extra in (1, 2)
+    )
+    works = [
+        work(only=old["cdc$time"].bytes, patient=False),
+        work(only=new["cdc$time"].bytes),
+    ]
+    (found,) = staged(reads(old, new), works).tables.values()
+    assert [one.time for one in found.waiting] == [new["cdc$time"].hex]
+    assert found.counts["taken"] == 1
+
+
+def test_rows_of_before_a_longer_ttl_came_when_they_came(staged: Callable[..., LogResult]) -> None:
+    """A far sweep does not take them for a day older."""
+    before_s = TTL_S // 2
+    late = log_row(NOW - 9 * HOUR, **{'TTL("cdc$operation")': before_s - 600})
+    of_now = log_row(NOW - 9 * HOUR, ck=1, arrived_ms=NOW - 8 * HOUR)
+    for other_ttl_s, taken in ((0, 0), (before_s, 1)):
+        (found,) = staged(reads(late, of_now), [work("far", other_ttl_s=other_ttl_s)]).tables.values()
+        assert found.counts["taken"] == taken
 
 
 def test_one_request_that_is_too_large_is_given_up(staged: Callable[..., LogResult]) -> None:
@@ -316,7 +374,7 @@ def test_one_request_that_is_too_large_is_given_up(staged: Callable[..., LogResu
     (found,) = staged(read, [work("near"), work()]).tables.values()
     assert (found.too_many, found.counts["taken"], found.sums) == ({"near", "window"}, 0, {})
     staged(read, [LogWork(0, Piece(NOW - 10**9, NOW - 1, NOW), (STREAM,))])
-    assert limits == [log_task.MOST_BYTES, log_task.MOST_BYTES, log_task.DECODED_BYTES]
+    assert limits == [log_task.MOST_BYTES] * 3 + [log_task.DECODED_BYTES]
 
 
 def decoded(row: dict[str, Any], *, read_at_s: int = NOW // 1000, took_s: int = 0) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
@@ -18,7 +19,7 @@ from ringsync.steps.scylla.log_work import PATIENCE_MS, plan_work
 
 NOW = 1_790_000_000_000
 RULES = Rules(30_000, 15_000, 10**9, 10**6, 0)
-LOG: Any = object()
+LOG: Any = SimpleNamespace(ttl_s=None, log_id="")
 
 
 def generation(time_ms: int, streams: int = 2) -> Generation:
@@ -39,7 +40,7 @@ def test_the_present_generation_is_waited_for_while_it_has_no_streams() -> None:
     first, empty = generation(NOW - 10**6), generation(NOW - 60_000, 0)
     planned = plan_work(table(first, empty), at(NOW - 100_000, first.time_ms), 0, NOW, RULES)
     assert planned.end_ms == empty.time_ms
-    assert planned.unread() == []
+    assert planned.unread(NOW, TableResult()) == []
     after = planned.taken(TableResult())
     assert after.until_ms == empty.time_ms
     assert not plan_work(table(first, empty), after, 0, NOW, RULES).is_due
@@ -52,7 +53,7 @@ def test_one_that_never_got_streams_is_a_gap() -> None:
     first, empty, last = generation(NOW - 10**6), generation(NOW - 400_000, 0), generation(NOW - 300_000)
     planned = plan_work(table(first, empty, last), at(NOW - 500_000, first.time_ms), 0, NOW, RULES)
     assert planned.end_ms == NOW - 30_000
-    assert planned.unread() == [(empty.time_ms, last.time_ms)]
+    assert planned.unread(NOW, TableResult()) == [(empty.time_ms, last.time_ms)]
     pieces = {(work.piece.generation_ms, work.piece.start_ms, work.piece.end_ms) for work in planned.works}
     assert pieces == {
         (first.time_ms, NOW - 500_000, empty.time_ms + OVERLAP_MS),

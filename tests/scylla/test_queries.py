@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -34,7 +35,7 @@ def generation(nodes: int, shards: int, vnodes: int) -> Generation:
 
 
 def followed(of: Generation) -> FollowedTable:
-    log: Any = object()
+    log: Any = SimpleNamespace(ttl_s=None, log_id="")
     return FollowedTable("a" * 32, "shop.orders", log, (of,), {of.time_ms: grouped(of, None)})
 
 

@@ -91,6 +91,7 @@ class Position:
     :ivar begin_ms: write time from which on all was read
     :ivar ttl_s: smallest TTL that log rows may have which are not read yet, s; 0: none.
         ``ttl_noticed_ms``: when it was noticed that the log has another one; 0: it has this one
+    :ivar log_id: id of the log table
     :ivar slots: what was read of the last hours: begin of the slot, and its sums
     :ivar again: parts of the write time that are to be read again, as a whole: late rows are in them.
         ``again_ms``: length of its steps
@@ -109,6 +110,7 @@ class Position:
     again_ms: int = SLOT_MS
     ttl_s: int = 0
     ttl_noticed_ms: int = 0
+    log_id: str = ""
 
     @property
     def waiting_from_ms(self) -> int | None:
@@ -146,7 +148,11 @@ class Position:
 
         :param ttl_s: s; 0: none
         """
-        if ttl_s == self.ttl_s or (self.ttl_noticed_ms and self.until_ms >= self.ttl_noticed_ms):
+        far, noticed_ms = self.far, self.ttl_noticed_ms
+        # Far sweeps reckon by the TTL when a row arrived: the one that has all rows of before must be over.
+        has_swept = not ttl_s or (far.began_ms >= noticed_ms and far.next_ms is None)
+        is_over = noticed_ms and self.until_ms >= noticed_ms and has_swept
+        if ttl_s == self.ttl_s or is_over:
             return replace(self, ttl_s=ttl_s, ttl_noticed_ms=0)
         smallest_s = min(filter(None, (self.ttl_s, ttl_s)))
         return replace(self, ttl_s=smallest_s, ttl_noticed_ms=self.ttl_noticed_ms or now_ms)

@@ -30,7 +30,7 @@ from ringsync.scylla.log_schema import LOG_SUFFIX, LogTableError, log_table_of
 from ringsync.scylla.progress import Position, Rules
 from ringsync.sources.cdc_log import Requests, grouped
 from ringsync.steps.scylla.log_task import FollowedLog
-from ringsync.steps.scylla.positions import log_begins_ms
+from ringsync.steps.scylla.positions import log_begins_ms, note_log_begins
 from ringsync.steps.stage.staged_files import StagedTable
 from ringsync.steps.sync_plan import SyncPlan
 from ringsync.storage.port import ObjectStore
@@ -74,6 +74,20 @@ class FollowedTable:
     def ttl_s(self) -> int:
         """TTL of what is logged now, s; 0: none."""
         return (self.log.ttl_s if self.log else None) or 0
+
+    @property
+    def log_id(self) -> str:
+        """Id of the log table."""
+        return self.log.log_id if self.log else ""
+
+    def kept_from_ms(self, ttl_s: int, now_ms: int) -> int:
+        """Return from which write time on the log has all rows: earlier ones it may have forgotten, or the generation
+        of their streams is not described any more.
+
+        :param ttl_s: smallest TTL that the rows may have; 0: none
+        """
+        first_ms = self.intervals[0].start_ms
+        return max(first_ms, now_ms - 1000 * ttl_s) if ttl_s else first_ms
 
     @property
     def intervals(self) -> list[Interval]:
@@ -133,26 +147,18 @@ class FollowedLogs:
         return tables
 
     def begin(self, table: FollowedTable, now_ms: int) -> Position:
-        """Return where the reading of a log begins: where its capture began, or ``scylla.lookback_s`` ago."""
-        kept_from_ms = self.kept_from_ms(table, ttl_s := table.ttl_s, now_ms)
+        """Return where the reading of a log begins: where its capture began, or ``scylla.lookback_s`` ago. That is
+        kept, so that nothing is left out if the first window fails for long."""
+        kept_from_ms = table.kept_from_ms(ttl_s := table.ttl_s, now_ms)
         noted = log_begins_ms(self._store, table.table_id)
         if noted is None:
             start_ms = max(now_ms - 1000 * self._config.scylla.lookback_s, kept_from_ms)
+            note_log_begins(self._store, table.table_id, start_ms)
         else:
             start_ms = max(noted, table.intervals[0].start_ms)  # with tablets there was no log before
         known = [one.start_ms for one in table.described]
         begun = Position.begin(start_ms, known, self._config.scylla.window_ms, kept_from_ms)
-        return replace(begun, ttl_s=ttl_s)
-
-    @staticmethod
-    def kept_from_ms(table: FollowedTable, ttl_s: int, now_ms: int) -> int:
-        """Return from which write time on a table's log has all rows: earlier ones it may have forgotten, or the
-        generation of their streams is not described any more.
-
-        :param ttl_s: smallest TTL that the rows may have; 0: none
-        """
-        first_ms = table.intervals[0].start_ms
-        return max(first_ms, now_ms - 1000 * ttl_s) if ttl_s else first_ms
+        return replace(begun, ttl_s=ttl_s, log_id=table.log_id)
 
     def is_there(self, table_id: str) -> bool:
         """Tell whether there is a table."""
@@ -219,7 +225,7 @@ class FollowedLogs:
             by_arrival = self._config.sync.bucket_by_of(name) == "arrival"
             ttl_s = (options.ttl_s if options is not None else 0) or None
             staged = StagedTable(version, by_arrival, ring)
-            followed = FollowedLog(staged, log_table_of(version.table, log), ttl_s)
+            followed = FollowedLog(staged, log_table_of(version.table, log), ttl_s, log.table_id)
             streams = self._streams_of(now)
             generations = self._generations_of(streams)
         except (TableVersionError, LogTableError) as error:

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from ringsync.cluster.control import ControlAddress, ControlClient
 from ringsync.cluster.limits import Permits
-from ringsync.compiled.arrow import Mask, array_of, integers
+from ringsync.compiled.arrow import Integers, Mask, array_of, integers
 from ringsync.config import Config
 from ringsync.cql.murmur3 import murmur3_128
 from ringsync.formats.commitlog.reader import ERROR_ROWS
@@ -42,6 +42,10 @@ nothing is lost. One of a single ms cannot be: its streams are read one by one, 
 HELD_BYTES = 2**27
 """Bytes of pages whose rows a task holds in memory; then it writes a file."""
 
+MOST_ERROR_BYTES = 2**25
+"""Bytes of log rows of a table that a task gives back since they cannot be decoded: with more, too, the window is made
+shorter."""
+
 
 @dataclass(frozen=True)
 class FollowedLog:
@@ -50,11 +54,13 @@ class FollowedLog:
     :ivar staged: how its rows are staged
     :ivar log: its log table
     :ivar ttl_s: time after which the log forgets its rows; None: never
+    :ivar log_id: id of the log table
     """
 
     staged: StagedTable
     log: LogTable
     ttl_s: int | None
+    log_id: str = ""
 
     @property
     def table_id(self) -> str:
@@ -70,6 +76,8 @@ class LogWork:
     :ivar endpoints: ``address:port`` of the replicas to ask first
     :ivar only: of a group that waited: its ``cdc$time``; all other rows were staged before
     :ivar patient: whether a group that is not complete waits; False: it has waited long enough
+    :ivar alone: whether nothing else is read meanwhile, since there is so much of it
+    :ivar other_ttl_s: of a far sweep: the log had this TTL a while ago, s; 0: it had the present one
     """
 
     table: int
@@ -78,6 +86,8 @@ class LogWork:
     endpoints: tuple[str, ...] = ()
     only: bytes | None = None
     patient: bool = True
+    alone: bool = False
+    other_ttl_s: int = 0
 
 
 Summed = Mapping[str, Sums]
@@ -93,7 +103,7 @@ class TableResult:
     :ivar sums: sums of what was found, by kind and slot
     :ivar failures: why some work failed, by kind: nothing of this kind counts then
     :ivar too_many: kinds of which there were too many rows, or bytes of them, for one task
-    :ivar largest: most bytes of one request, by kind
+    :ivar largest: most bytes of one request, by kind; ``error_bytes``: bytes of rows that cannot be decoded
     """
 
     counts: Counter[str] = field(default_factory=Counter)
@@ -102,6 +112,7 @@ class TableResult:
     failures: dict[Kind, str] = field(default_factory=dict)
     too_many: set[Kind] = field(default_factory=set)
     largest: Counter[Kind] = field(default_factory=Counter)
+    error_bytes: Counter[Kind] = field(default_factory=Counter)
 
     @property
     def missed(self) -> set[Kind]:
@@ -118,6 +129,12 @@ class TableResult:
         elif read.is_too_large:
             self.failures[kind] = f"one stream has more than {DECODED_BYTES:,} bytes in the ms {piece.start_ms}"
         self.largest[kind] = max(self.largest[kind], sum(map(len, read.pages)))
+
+    def failed(self, piece: Piece, size: int) -> None:
+        """Count the bytes of rows that cannot be decoded."""
+        self.error_bytes[piece.kind] += size
+        if self.error_bytes[piece.kind] > MOST_ERROR_BYTES and not _is_shortest(piece):
+            self.too_many.add(piece.kind)
 
 
 @dataclass(frozen=True)
@@ -181,8 +198,9 @@ def stage_logs(task: LogTask, works: Sequence[LogWork], permits: Permits) -> Log
         if isinstance(read, Exception):
             result.failures[work.piece.kind] = plain(read)
             continue
-        if read.is_too_large and _is_shortest(work.piece) and len(work.streams) > 1:
-            waiting.extend(replace(work, streams=(stream,)) for stream in work.streams)
+        if read.is_too_large and _is_shortest(work.piece) and not work.alone:
+            is_one = len(work.streams) == 1
+            waiting.extend(replace(work, streams=(stream,), alone=is_one) for stream in work.streams)
             continue
         result.came(work.piece, read)
         if is_vain(work):
@@ -192,6 +210,7 @@ def stage_logs(task: LogTask, works: Sequence[LogWork], permits: Permits) -> Log
             files.add(_taken(task, work, read, found, result), sum(map(len, read.pages)))
             if work.piece.kind != "near":
                 errors.append(_named(found.errors, table))
+                result.failed(work.piece, found.errors.nbytes)
         except Exception as error:  # a table's failure is its own
             result.failures[work.piece.kind] = plain(error)
         if files.held >= HELD_BYTES:
@@ -243,7 +262,8 @@ def _reads(
     running: deque[tuple[LogWork, Future[LogRead | Exception]]] = deque()
     with ThreadPoolExecutor(READS_AT_ONCE) as pool:
         while waiting or running:
-            if waiting and len(running) < READS_AT_ONCE:
+            is_alone = bool(running) and (running[-1][0].alone or (bool(waiting) and waiting[0].alone))
+            if waiting and len(running) < READS_AT_ONCE and not is_alone:
                 if not is_vain(work := waiting.popleft()):
                     running.append((work, pool.submit(_read, task, reader, work)))
                 continue
@@ -268,7 +288,7 @@ def _named(errors: pa.RecordBatch, table: FollowedLog) -> pa.RecordBatch:
 
 def _read(task: LogTask, reader: LogReader, work: LogWork) -> LogRead | Exception:
     piece, log = work.piece, task.tables[work.table].log
-    most_bytes = DECODED_BYTES if _is_shortest(piece) and len(work.streams) == 1 else MOST_BYTES
+    most_bytes = DECODED_BYTES if work.alone else MOST_BYTES
     try:
         return reader.read(
             log, work.streams, piece.start_ms, piece.end_ms, most_bytes=most_bytes, endpoints=work.endpoints
@@ -291,12 +311,14 @@ def _taken(task: LogTask, work: LogWork, read: LogRead, found: LogRows, result: 
     groups, kind, wanted = found.groups, work.piece.kind, np.ones(found.rows.num_rows, np.bool_)
     held = ~groups.complete if work.patient else np.zeros(len(groups), np.bool_)
     if work.only is not None:
-        wanted = (groups.time == np.frombuffer(work.only, np.uint8)).all(axis=1)[found.group]
+        is_asked = (groups.time == np.frombuffer(work.only, np.uint8)).all(axis=1)
+        wanted = is_asked[found.group]
+        held &= is_asked
     elif kind in ("window", "near"):
         # Whatever else is there when it is read once more is new, be it the rest of a group.
         add_sums(result.sums[kind], groups)
     if kind == "far":
-        wanted = _came_late(task, work.piece, found, read.took_s)
+        wanted = _came_late(task, work, found, read.took_s)
         held &= _late_groups(task, work, read) if held.any() else False
     elif kind == "near":
         wanted[:], held[:] = False, False
@@ -316,20 +338,28 @@ def _taken(task: LogTask, work: LogWork, read: LogRead, found: LogRows, result: 
 def _late_groups(task: LogTask, work: LogWork, read: LogRead) -> Mask:
     """Tell which groups came late, complete or not; of half a range deletion, nothing says when it came."""
     found = _decoded(task, work, read, take_incomplete=True)
-    late, count = found.group[_came_late(task, work.piece, found, read.took_s)], len(found.groups)
+    late, count = found.group[_came_late(task, work, found, read.took_s)], len(found.groups)
     is_late, has_arrival = (np.bincount(of, minlength=count) > 0 for of in (late, found.group))
     return np.asarray(is_late | ~has_arrival)
 
 
-def _came_late(task: LogTask, piece: Piece, found: LogRows, took_s: float) -> Mask:
+def _came_late(task: LogTask, work: LogWork, found: LogRows, took_s: float) -> Mask:
     """Tell which rows of a far sweep came so late that the near ones have missed them, and after the sweep before."""
-    times_ms, earliest_ms = integers(found.rows["position"]) // 1000, found.arrival_s * 1000
+    late = _came_late_by(task, work.piece, found, found.arrival_s * 1000, took_s)
+    if work.other_ttl_s:
+        # A row that was logged with the TTL of before has arrived at another time. By the wrong one it is taken twice.
+        later_ms = 1000 * ((task.tables[work.table].ttl_s or 0) - work.other_ttl_s)
+        late |= _came_late_by(task, work.piece, found, found.arrival_s * 1000 + later_ms, took_s)
+    return np.asarray(late & (found.arrival_s != UNKNOWN_ARRIVAL))
+
+
+def _came_late_by(task: LogTask, piece: Piece, found: LogRows, earliest_ms: Integers, took_s: float) -> Mask:
+    times_ms = integers(found.rows["position"]) // 1000
     # The time that is left of a TTL has no fractions, and is of a moment while the request was under way.
     latest_ms = earliest_ms + 999 + math.ceil(1000 * took_s)
     is_compared = times_ms >= piece.compared_from_ms
     from_ms = np.maximum(piece.arrived_from_ms, times_ms + np.where(is_compared, late_ms(task.rules), 0))
-    is_known = found.arrival_s != UNKNOWN_ARRIVAL
-    return np.asarray(is_known & (latest_ms >= from_ms) & (earliest_ms < piece.arrived_until_ms))
+    return np.asarray((latest_ms >= from_ms) & (earliest_ms < piece.arrived_until_ms))
 
 
 def add_sums(sums: dict[int, SlotSums], groups: LogGroups) -> None:

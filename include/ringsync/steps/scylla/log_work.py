@@ -9,6 +9,7 @@ from uuid import UUID
 
 from ringsync.scylla.log_schema import EPOCH_100NS
 from ringsync.scylla.progress import (
+    ARRIVAL_MARGIN_MS,
     WANTED_ROWS,
     Kind,
     Piece,
@@ -18,6 +19,7 @@ from ringsync.scylla.progress import (
     advanced,
     again_pieces,
     due,
+    far_end,
     noticed,
     summed,
     sweep_pieces,
@@ -48,7 +50,6 @@ class Planned:
     :ivar position: the position before, with the sweeps that have begun
     :ivar end_ms: end of the window; None: none is read
     :ivar works: the requests
-    :ivar kept_from_ms: earlier write times may have expired
     :ivar resting: kinds that are not read now
     """
 
@@ -57,7 +58,6 @@ class Planned:
     rules: Rules
     end_ms: int | None
     works: tuple[LogWork, ...]
-    kept_from_ms: int = 0
     resting: frozenset[Kind] = frozenset()
 
     @property
@@ -86,6 +86,8 @@ class Planned:
             position = swept_far(position, load["far"])
         position = self._shortened(position, found.too_many)
         position = replace(position, waiting=self._still_waiting(found.waiting))
+        if self.end_ms is not None:
+            position = replace(position, log_id=self.table.log_id)
         position = summed(position, found.sums.get("window", {}), self.rules)
         return position if self.end_ms is None else advanced(position, self.end_ms, load["window"], self.rules)
 
@@ -102,22 +104,45 @@ class Planned:
         asked = {(work.streams[0].hex(), work.only.hex()) for work in self.works if work.only is not None}
         return tuple(({key: one for key, one in known.items() if key not in asked} | still).values())
 
-    def unread(self) -> list[tuple[int, int]]:
-        """Return the parts of the window, ms, of which rows may be missing: what may have expired; what a generation
-        had that has no streams, and never got any, as a later one is known; and all of it if there is no log."""
+    def unread(self, now_ms: int, found: TableResult) -> list[tuple[int, int]]:
+        """Return the times, ms, of which rows may be missing, though all was read.
+
+        :param now_ms: when the reading was over
+        """
+        lost = self._unread_of_window(now_ms) if "window" not in found.missed else []
+        if "far" not in found.missed | self.resting and self.table.log is not None:
+            lost += self._unread_of_sweep(now_ms)
+        return [(first, last) for first, last in lost if first < last]
+
+    def _unread_of_window(self, now_ms: int) -> list[tuple[int, int]]:
+        """Return what may have expired; what a generation had that has no streams, and never got any, as a later one is
+        known; and all of it if the log is gone, or is another one."""
         if self.end_ms is None:
             return []
         start_ms = self.position.until_ms
         if self.table.log is None:
             waited_ms = self.position.waiting_from_ms
             held = [start for start, _ in self.position.again] + ([] if waited_ms is None else [waited_ms])
-            return [(min(start_ms, *held, self.end_ms), self.end_ms)] if held or start_ms < self.end_ms else []
-        found = [(start_ms, min(self.kept_from_ms, self.end_ms))]
+            return [(min(start_ms, *held, self.end_ms), self.end_ms)]
+        if self.is_other_log:
+            return [(start_ms, now_ms)]
+        found = [(start_ms, min(self.table.kept_from_ms(self.position.ttl_s, now_ms), self.end_ms))]
         for generation, interval in zip(self.table.generations, self.table.intervals, strict=True):
             if not generation.ranges:
                 end_ms = self.end_ms if interval.end_ms is None else min(self.end_ms, interval.end_ms)
                 found.append((max(interval.start_ms, found[-1][1], start_ms), end_ms))
-        return [(first, last) for first, last in found if first < last]
+        return found
+
+    def _unread_of_sweep(self, now_ms: int) -> list[tuple[int, int]]:
+        """Return when rows with an old timestamp arrived that may have expired before the far sweep that ends now."""
+        far, ttl_ms = self.position.far, 1000 * self.position.ttl_s
+        ends = far.next_ms is not None and far_end(self.position) >= self.position.until_ms
+        return [(far.before_ms - ARRIVAL_MARGIN_MS, now_ms - ttl_ms)] if ends and ttl_ms else []
+
+    @property
+    def is_other_log(self) -> bool:
+        """Whether the log was dropped and made again since it was read."""
+        return bool(self.position.log_id) and self.position.log_id != self.table.log_id
 
     def _shortened(self, position: Position, too_many: Collection[Kind]) -> Position:
         read_ms = {"window": position.window_ms if self.end_ms is None else self.end_ms - position.until_ms}
@@ -142,13 +167,11 @@ def plan_work(
     now_ms: int,
     rules: Rules,
     *,
-    kept_from_ms: int = 0,
     resting: Collection[Kind] = (),
 ) -> Planned:
     """Plan what a cycle reads of a table's log.
 
     :param place: the table's place among those of the task
-    :param kept_from_ms: earlier write times may have expired
     :param resting: kinds that are not read now, since they have failed a moment ago
     """
     position = due(noticed(position, table.described), now_ms, rules, table.intervals[0].start_ms)
@@ -156,10 +179,11 @@ def plan_work(
     sweeps = (*sweep_pieces(position, table.intervals, rules), *again_pieces(position, table.intervals))
     pieces = window_pieces(position, end_ms, table.intervals) if end_ms is not None else []
     pieces += [piece for piece in sweeps if piece.kind not in resting]
-    works = [work for piece in pieces for work in _works(table, place, piece)]
+    other_ttl_s = position.ttl_s if position.ttl_s != table.ttl_s else 0
+    works = [work for piece in pieces for work in _works(table, place, piece, other_ttl_s)]
     if end_ms is not None or table.ends_ms is not None:
         works += [_of_waiting(one, place, now_ms) for one in position.waiting]
-    return Planned(table, position, rules, end_ms, tuple(works), kept_from_ms, frozenset(resting))
+    return Planned(table, position, rules, end_ms, tuple(works), frozenset(resting))
 
 
 def plan_end(table: FollowedTable, position: Position, rules: Rules) -> Planned:
@@ -175,9 +199,9 @@ def _described(end_ms: int | None, position: Position, table: FollowedTable) -> 
     return end_ms if end_ms > position.until_ms else None
 
 
-def _works(table: FollowedTable, place: int, piece: Piece) -> Iterator[LogWork]:
+def _works(table: FollowedTable, place: int, piece: Piece, other_ttl_s: int) -> Iterator[LogWork]:
     for streams, endpoints in table.requests[piece.generation_ms]:
-        yield LogWork(place, piece, streams, endpoints)
+        yield LogWork(place, piece, streams, endpoints, other_ttl_s=other_ttl_s)
 
 
 def _of_waiting(one: Waiting, place: int, now_ms: int) -> LogWork:

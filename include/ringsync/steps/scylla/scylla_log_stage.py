@@ -26,7 +26,7 @@ from ringsync.ledger.layout import check_layout
 from ringsync.ledger.staging import CDC_LOGS, StageCommit, closed_until, decode_rows, put_commit
 from ringsync.scylla.progress import NO_SUMS, Kind, Position, added
 from ringsync.state.processor_error import ErrorTable
-from ringsync.status import STALE_AFTER_S, age_s, read_status
+from ringsync.status import age_s, read_status
 from ringsync.steps import loop
 from ringsync.steps.application import Application, ExitCode, Report, StepError, driver_host, spark_is_gone
 from ringsync.steps.own_keyspace import create_state
@@ -44,10 +44,9 @@ STATUS = "log"
 
 LONGEST_REST_MS = 5_000
 
-LONGEST_WAIT_MS = 60_000
-"""Longest time after which a table that fails is tried again."""
-
-_TOO_MANY = "a window has more rows than a task can take: it is read in parts"
+LONGEST_WAIT_MS, REST = 60_000, 10
+"""Longest time after which a table that fails is tried again; of a sweep, so many times what a try takes, if that is
+more."""
 
 FAILED_LONG_MS = 300_000
 """Time after which a table that fails no longer holds up the closing of buckets: its rows will be late ones."""
@@ -124,7 +123,7 @@ class LogStager:
         self._trouble: dict[tuple[str, Kind], TableTrouble] = {}
         # A new run goes on counting how long tables have failed.
         before = read_status(store, f"scylla_log_stage/{STATUS}")
-        lately = before is not None and age_s(before, time.time()) < STALE_AFTER_S
+        lately = before is not None and 1000 * age_s(before, time.time()) < FAILED_LONG_MS
         self._failing_before: dict[str, int] = {
             log["table_id"]: log["failing_since_ms"]
             for log in (before["logs"].values() if before and lately else ())
@@ -169,10 +168,9 @@ class LogStager:
     def _planned(self, table: FollowedTable, place: int, now_ms: int) -> Planned:
         position = self._positions.get(table.table_id) or self._followed.begin(table, now_ms)
         position = replace(position.with_ttl(table.ttl_s, now_ms), ends_ms=table.ends_ms)
-        kept_from_ms = self._followed.kept_from_ms(table, position.ttl_s, now_ms)
         resting = [kind for kind in get_args(Kind) if self._rests(table.table_id, kind, now_ms)]
         rules = self._followed.rules(table)
-        return plan_work(table, position, place, now_ms, rules, kept_from_ms=kept_from_ms, resting=resting)
+        return plan_work(table, position, place, now_ms, rules, resting=resting)
 
     def _rests(self, table_id: str, kind: Kind, now_ms: int) -> bool:
         """Tell whether a table is not to be tried now: one that fails makes all others wait for its requests."""
@@ -233,14 +231,13 @@ class LogStager:
         positions = {table_id: one for table_id, one in self._positions.items() if self._followed.is_there(table_id)}
         for one in planned:
             table_id, result = one.table.table_id, found[one.table.table_id]
-            if table_id not in failed:
-                for gap in one.unread():
-                    self._note_gap(one.table, *gap)
+            for gap in one.unread(_now_ms(), result):
+                self._note_gap(one.table, *gap)
             if table_id not in failed or result.too_many:
                 positions[table_id] = one.taken(result)
             for kind in get_args(Kind):
-                if kind in result.missed:
-                    self._note_failure(table_id, kind, result.failures.get(kind, _TOO_MANY))
+                if kind in result.failures:
+                    self._note_failure(table_id, kind, result.failures[kind], _now_ms() - now_ms)
                 elif kind == "window" or any(work.piece.kind == kind for work in one.works):
                     self._trouble.pop((table_id, kind), None)
             if table_id not in failed:
@@ -282,13 +279,17 @@ class LogStager:
         kept = [row not in ids for row in errors["table_id"].to_pylist()]
         self._surplus += self._errors.put(errors.filter(pa.array(kept, pa.bool_())), CDC_LOGS)
 
-    def _note_failure(self, table_id: str, kind: Kind, reason: str) -> None:
+    def _note_failure(self, table_id: str, kind: Kind, reason: str, took_ms: int = 0) -> None:
+        """Note why a table is not read.
+
+        :param took_ms: how long the try took: that of a sweep must leave most of the time to all others
+        """
         now_ms, known = _now_ms(), self._trouble.get((table_id, kind))
         if known is None or known.reason != reason:
             what = "its log is not read" if kind == "window" else "late rows of its log are not found"
             print(f"ringsync: warning: {self._names[table_id]}: {what}: {reason}", flush=True)
         tries = known.tries + 1 if known else 1
-        wait_ms = 0 if reason == _TOO_MANY else min(LONGEST_WAIT_MS, 1000 << min(tries, 10))
+        wait_ms = max(min(LONGEST_WAIT_MS, 1000 << min(tries, 10)), 0 if kind == "window" else REST * took_ms)
         before_ms = self._failing_before.get(table_id, now_ms) if kind == "window" else now_ms
         since_ms = known.since_ms if known else before_ms
         self._trouble[table_id, kind] = TableTrouble(reason, since_ms, tries, now_ms + wait_ms)
