@@ -33,7 +33,7 @@ from tests.chaos.bootstraps import (
     scan_report,
     write_conf,
 )
-from tests.chaos.processes import command_of
+from tests.chaos.processes import command_of, parent_of
 
 pytestmark = [pytest.mark.server, pytest.mark.spark]
 
@@ -114,8 +114,8 @@ def test_a_worker_that_dies_costs_nothing(
         while progress_of(conf, "dies").ranges_done < 3:
             assert process.poll() is None, log.read_text()[-3000:]
             time.sleep(0.1)
-        forked = [pid for pid in session_of(process.pid) if "ringsync.spark_daemon" in command_of(pid)]
-        os.kill(max(forked), signal.SIGKILL)  # the daemon is the first of them
+        daemons = [pid for pid in session_of(process.pid) if "-m ringsync.spark_daemon" in command_of(pid)]
+        os.kill(next(pid for pid in daemons if parent_of(pid) in daemons), signal.SIGKILL)  # one that reads
         change_conf(conf, limits={})
         assert process.wait(180) == ExitCode.OK, log.read_text()[-3000:]
     assert "a Spark task failed" in log.read_text()
