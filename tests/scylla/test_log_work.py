@@ -10,7 +10,7 @@ from typing import Any
 from uuid import UUID
 
 from ringsync.scylla.generations import Generation, StreamRange
-from ringsync.scylla.progress import OVERLAP_MS, SLOT_MS, Position, Rules, Waiting
+from ringsync.scylla.progress import OVERLAP_MS, SLOT_MS, Position, Rules, Sweep, Waiting
 from ringsync.scylla.stream_ids import StreamId
 from ringsync.sources.cdc_log import grouped
 from ringsync.steps.scylla.followed_logs import FollowedTable
@@ -136,3 +136,23 @@ def test_a_failed_window_keeps_all_of_a_position() -> None:
     assert planned.taken(TableResult(failures={"window": "x"})) == planned.position
     missed = planned.taken(TableResult(too_many={"again"}))
     assert (missed.again, missed.again_ms, missed.until_ms) == (position.again, SLOT_MS // 8, planned.end_ms)
+
+
+def test_a_gap_is_told_once_it_is_passed() -> None:
+    """A window that fails is read again: until then nothing is told, neither of it nor of a sweep beside it."""
+    only = generation(NOW - 10**9)
+    position = replace(at(NOW - 10**6, only.time_ms), ttl_s=3600, window_ms=10**5)
+    far = Sweep(NOW - 1000, NOW - 10**8, position.until_ms - 1, 10**6)
+    planned = plan_work(table(only), replace(position, far=far), 0, NOW, RULES)
+    late = NOW - 10**8 - 60_000, NOW - 3_600_000
+    assert planned.unread(NOW, TableResult()) == [late]
+    assert planned.unread(NOW, TableResult(failures={"window": "x"})) == []
+    assert planned.unread(NOW, TableResult(too_many={"window"})) == []
+    assert planned.unread(NOW, TableResult(failures={"far": "x"})) == []
+    resting = plan_work(table(only), replace(position, far=far), 0, NOW, RULES, resting=["far"])
+    assert resting.unread(NOW, TableResult()) == []
+    assert resting.taken(TableResult()).far == far
+    going_on = plan_work(table(only), replace(position, far=replace(far, window_ms=0)), 0, NOW, RULES)
+    assert going_on.unread(NOW, TableResult()) == []
+    expired = plan_work(table(only), position, 0, NOW + 3_600_000, RULES)
+    assert expired.unread(NOW + 3_600_000, TableResult()) == [(position.until_ms, expired.end_ms)]

@@ -38,7 +38,6 @@ PATIENCE_MS = 300_000
 SHORTER = 8
 """How many times shorter the next step is after one with too many rows."""
 
-
 WANTED_BYTES = MOST_BYTES // 4
 """Bytes that the largest request of a step should have: more make the next one shorter."""
 
@@ -109,7 +108,9 @@ class Planned:
 
         :param now_ms: when the reading was over
         """
-        lost = self._unread_of_window(now_ms) if "window" not in found.missed else []
+        if "window" in found.missed:
+            return []
+        lost = self._unread_of_window(now_ms)
         if "far" not in found.missed | self.resting and self.table.log is not None:
             lost += self._unread_of_sweep(now_ms)
         return [(first, last) for first, last in lost if first < last]
