@@ -419,3 +419,14 @@ def test_a_sweep_that_fails_slowly_is_tried_seldom(sync_of: Callable[[Cluster], 
     sync.run(120)
     assert len(tries) >= 2
     assert all(other - one >= 500_000 for one, other in pairwise(tries[::2]))
+
+
+def test_a_table_that_is_dropped_is_no_trouble_any_more(sync_of: Callable[[Cluster], Sync]) -> None:
+    sync = sync_of(cluster := Cluster([generation(NOW - 100 * MINUTE)]))
+    sync.run(1)
+    cluster.failing = lambda *_: True
+    sync.run(1)
+    assert sync.stager.is_failing
+    cluster.ends_ms = 0  # it is not looked at any more
+    sync.run(1)
+    assert not sync.stager.is_failing

@@ -148,6 +148,7 @@ class LogStager:
             print(f"ringsync: warning: {error}", flush=True)
             return
         self._names, self._looked = {table.table_id: table.name for table in tables}, True
+        self._trouble = {key: one for key, one in self._trouble.items() if key[0] in self._names}
         for table in tables:
             if table.problem:
                 self._note_failure(table.table_id, "window", table.problem)
