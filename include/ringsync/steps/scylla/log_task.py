@@ -25,7 +25,7 @@ from ringsync.ledger import staging
 from ringsync.scylla.log_rows import MOST_BYTES as DECODED_BYTES
 from ringsync.scylla.log_rows import UNKNOWN_ARRIVAL, LogGroups, LogRows
 from ringsync.scylla.log_schema import LogTable
-from ringsync.scylla.progress import NO_SUMS, SLOT_MS, Kind, Piece, Rules, SlotSums, Sums, Waiting, added, late_ms
+from ringsync.scylla.progress import NO_SUMS, SLOT_MS, Kind, Piece, Rules, SlotSums, Waiting, added, late_ms
 from ringsync.sources.cdc_log import LogRead, LogReader
 from ringsync.steps.application import plain
 from ringsync.steps.stage.staged_files import Destination, StagedFiles, StagedTable, Windows
@@ -88,10 +88,6 @@ class LogWork:
     patient: bool = True
     alone: bool = False
     other_ttl_s: int = 0
-
-
-Summed = Mapping[str, Sums]
-"""Sums of rows by the kind of what was read (:class:`ringsync.scylla.progress.Piece`)."""
 
 
 @dataclass
