@@ -32,21 +32,19 @@ from ringsync.cluster.session import ClusterSettings, close_all, connect
 from ringsync.ring.ranks import ranked
 from ringsync.scylla.log_rows import LogRows
 from ringsync.scylla.log_schema import LOG_SUFFIX, LogTable, log_table_of
-from ringsync.sources.cdc_log import LogRead, LogReader, Requests, grouped
+from ringsync.sources.cdc_log import LogRead, LogReader, Requests, grouped, joined
 from ringsync.steps.scylla.log_task import READS_AT_ONCE
-
-PAGE_ROWS = 5000
 
 
 def read_all(reader: LogReader, requests: Requests, table: LogTable, order: dict[str, Any]) -> Iterator[LogRows]:
-    """Yield the change rows of each request; as many as in a task of the product are on their way at once."""
+    """Yield the change rows; as many requests as in a task of the product are on their way at once."""
 
     def read(request: tuple[tuple[bytes, ...], tuple[str, ...]]) -> LogRead:
         streams, endpoints = request
         return reader.read(table, streams, order["start_ms"], order["end_ms"], endpoints=endpoints)
 
     with ThreadPoolExecutor(READS_AT_ONCE) as pool:
-        for found in pool.map(read, requests):
+        for _, found in joined((None, found) for found in pool.map(read, requests)):
             yield found.decoded(table, order["ttl_s"])
 
 
@@ -84,7 +82,7 @@ def number(values: pa.Array, kind: str) -> int:
 def main() -> None:
     """Execute the order."""
     order = json.loads(sys.argv[1])
-    settings = ClusterSettings((order["host"],), order["port"], consistency_level="LOCAL_ONE", page_size=PAGE_ROWS)
+    settings = ClusterSettings((order["host"],), order["port"], consistency_level="LOCAL_ONE")
     try:
         schema_session = connect(settings)
         base, log = (

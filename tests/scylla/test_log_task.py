@@ -18,7 +18,8 @@ from ringsync.ledger.staging import Bucket, decode_rows, read_block
 from ringsync.scylla.log_rows import decode_log
 from ringsync.scylla.log_schema import EPOCH_100NS
 from ringsync.scylla.progress import SLOT_MS, Kind, Piece, Rules
-from ringsync.sources.cdc_log import LogRead
+from ringsync.sources import cdc_log
+from ringsync.sources.cdc_log import LogRead, joined
 from ringsync.steps.scylla import log_task
 from ringsync.steps.scylla.log_task import FollowedLog, LogResult, LogTask, LogWork, add_sums, stage_logs
 from ringsync.steps.stage.staged_files import StagedTable, Windows
@@ -281,11 +282,60 @@ def test_a_task_writes_what_it_holds_before_it_is_too_much(
     staged: Callable[..., LogResult], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(log_task, "HELD_BYTES", 1000)
+    monkeypatch.setattr(cdc_log, "JOINED_BYTES", 1000)
     rows = [log_row(NOW - 90_000, ck=ck, **{"cdc$batch_seq_no": ck}) for ck in range(30)]
     result = staged(reads(*rows), [work() for _ in range(5)])
     (found,) = result.tables.values()
     assert len(result.files) == 5
     assert result.counts["staged"] == result.counts["rows"] == found.counts["taken"] == 150
+
+
+def test_reads_are_joined_if_they_are_of_one_thing_and_not_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cdc_log, "JOINED_BYTES", 100)
+    sizes = [
+        ("a", 40, 0.2),
+        ("a", 60, 0.9),
+        ("a", 1, 0.1),
+        ("b", 1, 0.1),
+        ("b", 300, 0.1),
+        ("b", 7, 2.5),
+        ("b", 8, 2.1),
+    ]
+    reads = [(of, LogRead([bytes(size)], [float(place)], took_s)) for place, (of, size, took_s) in enumerate(sizes)]
+    found = [(of, [*map(len, read.pages)], [*read.at_s], read.took_s) for of, read in joined(iter(reads))]
+    assert found == [
+        ("a", [40, 60], [0.0, 1.0], 0.9),
+        ("a", [1], [2.0], 0.1),
+        ("b", [1], [3.0], 0.1),
+        ("b", [300], [4.0], 0.1),
+        ("b", [7, 8], [5.0, 6.0], 2.5),
+    ]
+    assert [*joined([])] == []
+
+
+def test_requests_that_are_decoded_together_are_taken_as_if_each_were_alone(
+    staged: Callable[..., LogResult], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if a group is cut off at the end of one, and if most have nothing."""
+
+    def read(log: Any, of: Sequence[bytes], *_: Any, **__: Any) -> LogRead:
+        number = of[0][0]
+        rows = [
+            log_row(NOW - 90_000, ck=ck, **{"cdc$stream_id": of[0], "cdc$batch_seq_no": ck}) for ck in range(number)
+        ]
+        if number == 3:
+            del rows[-1]["cdc$end_of_batch"]
+        return LogRead([ONE.page(rows)] * (number < 5), [NOW / 1000] * (number < 5), 0.0)
+
+    found = []
+    for most_bytes in (1, 10**6):
+        monkeypatch.setattr(cdc_log, "JOINED_BYTES", most_bytes)
+        works = [replace(work(), streams=(bytes([number]) * 16,)) for number in (1, 0, 3, 2, 5, 4)]
+        result = staged(read, works)
+        (one,) = result.tables.values()
+        found.append((one.counts, [(waits.stream, waits.time) for waits in one.waiting], one.sums, result.counts))
+    assert found[0] == found[1]
+    assert (found[0][0]["taken"], [stream[:2] for stream, _ in found[0][1]]) == (7, ["03"])
 
 
 def test_a_ms_that_is_too_large_is_read_stream_by_stream(staged: Callable[..., LogResult]) -> None:

@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ringsync.changes.columns import LoggedTables, logged_tables
+from ringsync.changes.schema import CHANGE_ROWS
 from ringsync.compiled.arrow import Integers, Mask, Places, array_of, pooled
 from ringsync.compiled.memory import PADDING, address
 from ringsync.cql.cells import Cells, cells_of_values, raw_values
@@ -43,6 +44,8 @@ MOST_BYTES = 2**30
 """Most bytes of pages that are decoded at once: 32 bits must count them."""
 _ONE_ROW = (1).to_bytes(4, "big")
 """Begin of a result page with one row."""
+_COUNT_BYTES = 4
+"""Bytes of a page's number of rows."""
 _DIGEST_ROOM = 64
 """More bytes than the digest has of a cell or complex deletion besides path and value."""
 
@@ -165,6 +168,9 @@ def decode_log(
     page = join_pages(pages)
     size, columns = len(page) - PADDING, len(table.layout)
     count = page_rows(page[:size], columns)
+    if not count:
+        check_end(_COUNT_BYTES, size, count, columns)
+        return _NOTHING
     asked_s = [read_at_s] * len(pages) if isinstance(read_at_s, int) else [*read_at_s]
     state, found = LogState.new(table, min(asked_s, default=0), log_ttl_s or -1), _Found.new(count)
     output = Output.new(page, _logged(table.base), _capacity(state, table, page, count))
@@ -262,7 +268,20 @@ def _errors(page: PaddedPage, table: LogTable, found: _Found, failed: Places) ->
     return pa.RecordBatch.from_arrays(arrays, schema=ERROR_ROWS)
 
 
-_NO_ERRORS = pa.RecordBatch.from_arrays([pa.nulls(0, one.type) for one in ERROR_ROWS], schema=ERROR_ROWS)
+_NO_ERRORS, _NO_ROWS = (
+    pa.RecordBatch.from_arrays([pa.nulls(0, one.type) for one in kind], schema=kind)
+    for kind in (ERROR_ROWS, CHANGE_ROWS)
+)
+_NO_IDS = np.empty((0, ID_BYTES), np.uint8)
+_NOTHING = LogRows(
+    _NO_ROWS,
+    np.empty(0, np.intp),
+    np.empty(0, np.int64),
+    LogGroups(_NO_IDS, _NO_IDS, np.empty(0, np.bool_), np.empty(0, np.intp)),
+    _NO_ERRORS,
+    LogCounts(0, 0, 0, 0, 0, 0),
+)
+"""What pages without rows have: most have none, since few streams get a row in a window."""
 
 
 def _reason(table: LogTable, outcome: int, culprit: int) -> str:

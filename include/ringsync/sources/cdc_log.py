@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import struct
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 
@@ -23,6 +24,14 @@ from ringsync.sources.scan.scan import scan_session
 
 STREAMS_AT_ONCE = 100
 """Streams of one request: Scylla refuses more (``max_partition_key_restrictions_per_query``)."""
+
+PAGE_ROWS = 8000
+"""Most rows of a page. Those of logs are small, so many are about the MiB with which Scylla ends a page of its own
+accord (``query_page_size_in_bytes``): the setting ``page_size``, for tables' rows, would only make more pages."""
+
+JOINED_BYTES = 8 * 2**20
+"""Bytes of pages that are decoded together: what a batch costs besides its rows is shared by many requests, most of
+which bring few."""
 
 
 class LogReadError(RuntimeError):
@@ -44,6 +53,11 @@ class LogRead:
     took_s: float
     is_too_large: bool = False
 
+    @property
+    def size(self) -> int:
+        """Bytes of the pages."""
+        return sum(map(len, self.pages))
+
     def decoded(
         self, table: LogTable, log_ttl_s: int | None, *, clock_ahead_s: float = 0.0, take_incomplete: bool = False
     ) -> LogRows:
@@ -59,6 +73,34 @@ class LogRead:
             take_incomplete=take_incomplete,
             took_s=math.ceil(self.took_s),
         )
+
+
+Of = TypeVar("Of")
+
+
+def joined(reads: Iterable[tuple[Of, LogRead]]) -> Iterator[tuple[Of, LogRead]]:
+    """Join reads that follow one another, to be decoded together: up to ``JOINED_BYTES``, or one that has more.
+
+    :param reads: what each is of, and the read. Only reads of equal things are joined, and those whose pages took
+        equally many seconds: how long they took says how exactly it is known when a row arrived
+    """
+    together: list[LogRead] = []
+    size, last = 0, None
+    for of, read in reads:
+        kind = of, math.ceil(read.took_s)
+        if last is not None and (kind != last or size + read.size > JOINED_BYTES):
+            yield last[0], _joined(together)
+            together, size = [], 0
+        together.append(read)
+        size += read.size
+        last = kind
+    if last is not None:
+        yield last[0], _joined(together)
+
+
+def _joined(reads: Sequence[LogRead]) -> LogRead:
+    pages, at_s = [one for read in reads for one in read.pages], [one for read in reads for one in read.at_s]
+    return LogRead(pages, at_s, max(read.took_s for read in reads), any(read.is_too_large for read in reads))
 
 
 @dataclass(frozen=True)
@@ -95,7 +137,8 @@ class LogReader:
         :raises LogReadError: they cannot be read now
         :raises cassandra.InvalidRequest: the log is gone, or has other columns
         """
-        pages = Pages(self.session, self.session.statements, endpoints, self.settings, self.permits, time.sleep)
+        settings = replace(self.settings, page_size=PAGE_ROWS)
+        pages = Pages(self.session, self.session.statements, endpoints, settings, self.permits, time.sleep)
         listed = struct.pack(">i", len(streams)) + b"".join(struct.pack(">i", len(one)) + one for one in streams)
         values = (listed, lowest_time(start_ms), lowest_time(end_ms))
         request = Request(table.select(bypass_cache=True), values)

@@ -181,14 +181,14 @@ class ScyllaCdcLogReader(DataSourceReader):  # type: ignore[misc]
             return
         from ringsync.cluster.limits import Limiter
         from ringsync.config import load_config
-        from ringsync.sources.cdc_log import LogReader
+        from ringsync.sources.cdc_log import LogReader, joined
 
         config = load_config(self._config_path)
         # A task cannot ask a driver for permits: it has its share of the limits, as if all tasks ran at once.
         permits = Limiter(cluster_limits(config).share(self._tasks))
         reader = LogReader.open(cluster_settings(config), permits)
-        for streams, start_ms, end_ms in partition.parts:
-            read = reader.read(self._plan.log, streams, start_ms, end_ms)
+        reads = ((None, reader.read(self._plan.log, *part)) for part in partition.parts)
+        for _, read in joined(reads):
             found = read.decoded(self._plan.log, self._plan.ttl_s)
             if found.errors.num_rows and not (self._wants_problems or self._skips_damage):
                 first = found.errors.slice(0, 1).to_pylist()[0]

@@ -112,11 +112,12 @@ class Asked:
         self._response.add_callbacks(self._came, self._failed)
 
     def page(self, user: str | None) -> tuple[bytes, bytes | None]:
-        """Wait for the page, and return its bytes and the next page's paging state."""
+        """Wait for the page, and return its bytes and the next page's paging state. It can be had once."""
         self._ended.result()
         with explained_errors(user):
             result = self._response.result()
-        return result.current_rows[0], result.paging_state
+        # The driver's objects refer to each other, so they last until garbage is collected; the page need not.
+        return result.current_rows.pop(), result.paging_state
 
     def _came(self, rows: list[Page]) -> None:
         page = rows[0]

@@ -26,7 +26,7 @@ from ringsync.scylla.log_rows import MOST_BYTES as DECODED_BYTES
 from ringsync.scylla.log_rows import UNKNOWN_ARRIVAL, LogGroups, LogRows
 from ringsync.scylla.log_schema import LogTable
 from ringsync.scylla.progress import NO_SUMS, SLOT_MS, Kind, Piece, Rules, SlotSums, Waiting, added, late_ms
-from ringsync.sources.cdc_log import LogRead, LogReader
+from ringsync.sources.cdc_log import LogRead, LogReader, joined
 from ringsync.steps.application import plain
 from ringsync.steps.stage.staged_files import Destination, StagedFiles, StagedTable, Windows
 from ringsync.storage.port import ObjectStore
@@ -89,6 +89,10 @@ class LogWork:
     alone: bool = False
     other_ttl_s: int = 0
 
+    def without_streams(self) -> LogWork:
+        """Return what is to be done with all rows alike, of whatever stream they are."""
+        return replace(self, streams=(), endpoints=())
+
 
 @dataclass
 class TableResult:
@@ -124,7 +128,7 @@ class TableResult:
             self.too_many.add(kind)
         elif read.is_too_large:
             self.failures[kind] = f"one stream has more than {DECODED_BYTES:,} bytes in the ms {piece.start_ms}"
-        self.largest[kind] = max(self.largest[kind], sum(map(len, read.pages)))
+        self.largest[kind] = max(self.largest[kind], read.size)
 
     def failed(self, piece: Piece, size: int) -> None:
         """Count the bytes of rows that cannot be decoded."""
@@ -188,22 +192,25 @@ def stage_logs(task: LogTask, works: Sequence[LogWork], permits: Permits) -> Log
     def is_vain(work: LogWork) -> bool:
         return work.piece.kind in results[task.tables[work.table].table_id].missed
 
-    for work, read in _reads(task, reader, waiting, is_vain):
+    def came() -> Iterator[tuple[LogWork, LogRead]]:
+        for work, read in _reads(task, reader, waiting, is_vain):
+            result = results[task.tables[work.table].table_id]
+            if isinstance(read, Exception):
+                result.failures[work.piece.kind] = plain(read)
+            elif read.is_too_large and _is_shortest(work.piece) and not work.alone:
+                is_one = len(work.streams) == 1
+                waiting.extend(replace(work, streams=(stream,), alone=is_one) for stream in work.streams)
+            else:
+                result.came(work.piece, read)
+                if not is_vain(work):
+                    yield work.without_streams(), read
+
+    for work, read in joined(came()):
         table = task.tables[work.table]
         result = results[table.table_id]
-        if isinstance(read, Exception):
-            result.failures[work.piece.kind] = plain(read)
-            continue
-        if read.is_too_large and _is_shortest(work.piece) and not work.alone:
-            is_one = len(work.streams) == 1
-            waiting.extend(replace(work, streams=(stream,), alone=is_one) for stream in work.streams)
-            continue
-        result.came(work.piece, read)
-        if is_vain(work):
-            continue
         try:
             found = _decoded(task, work, read, take_incomplete=not work.patient)
-            files.add(_taken(task, work, read, found, result), sum(map(len, read.pages)))
+            files.add(_taken(task, work, read, found, result), read.size)
             if work.piece.kind != "near":
                 errors.append(_named(found.errors, table))
                 result.failed(work.piece, found.errors.nbytes)
