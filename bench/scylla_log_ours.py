@@ -10,9 +10,8 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections import Counter
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,13 +38,17 @@ from ringsync.steps.scylla.log_task import READS_AT_ONCE
 def read_all(reader: LogReader, requests: Requests, table: LogTable, order: dict[str, Any]) -> Iterator[LogRows]:
     """Yield the change rows; as many requests as in a task of the product are on their way at once."""
 
-    def read(request: tuple[tuple[bytes, ...], tuple[str, ...]]) -> LogRead:
-        streams, endpoints = request
-        return reader.read(table, streams, order["start_ms"], order["end_ms"], endpoints=endpoints)
+    def reads() -> Iterator[tuple[None, LogRead]]:
+        running: deque[Callable[[], LogRead]] = deque()
+        for streams, endpoints in requests:
+            if len(running) == READS_AT_ONCE:
+                yield None, running.popleft()()
+            running.append(reader.begin(table, streams, order["start_ms"], order["end_ms"], endpoints=endpoints))
+        for read in running:
+            yield None, read()
 
-    with ThreadPoolExecutor(READS_AT_ONCE) as pool:
-        for _, found in joined((None, found) for found in pool.map(read, requests)):
-            yield found.decoded(table, order["ttl_s"])
+    for _, found in joined(reads()):
+        yield found.decoded(table, order["ttl_s"])
 
 
 def count(batch: pa.RecordBatch, table: LogTable) -> dict[str, int]:

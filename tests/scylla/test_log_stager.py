@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -103,7 +104,7 @@ class Sync:
 
     def __init__(self, folder: Path, cluster: Cluster, patch: pytest.MonkeyPatch) -> None:
         self.store, self.cluster = LocalStore(folder), cluster
-        reader = SimpleNamespace(read=cluster.read)
+        reader = SimpleNamespace(begin=partial(partial, cluster.read))
         clock = SimpleNamespace(time=lambda: cluster.now_ms / 1000)
         patch.setattr(log_task, "store_of", lambda _: self.store)
         patch.setattr(log_task, "cluster_settings", lambda _: None)

@@ -6,6 +6,7 @@ import struct
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -58,7 +59,9 @@ def staged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Log
     monkeypatch.setattr(log_task, "cluster_settings", lambda _: None)
 
     def work(read: Read, works: Sequence[LogWork], tables: Sequence[FollowedLog] = (followed(),)) -> LogResult:
-        monkeypatch.setattr(log_task, "LogReader", SimpleNamespace(open=lambda *_: SimpleNamespace(read=read)))
+        monkeypatch.setattr(
+            log_task, "LogReader", SimpleNamespace(open=lambda *_: SimpleNamespace(begin=partial(partial, read)))
+        )
         windows = Windows(Bucket(NOW // 60_000 * 60_000, 60_000), 0)
         nothing: Any = None
         result = stage_logs(LogTask(nothing, tuple(tables), windows, nothing, 1, RULES), works, nothing)

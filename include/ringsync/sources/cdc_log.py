@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import struct
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -19,7 +19,7 @@ from ringsync.ring.ranks import RankedRing
 from ringsync.scylla.generations import Generation
 from ringsync.scylla.log_rows import MOST_BYTES, LogRows, decode_log
 from ringsync.scylla.log_schema import LogTable, lowest_time
-from ringsync.sources.scan.pages import Pages, Request, Stuck
+from ringsync.sources.scan.pages import Asked, Pages, Request, Stuck
 from ringsync.sources.scan.scan import scan_session
 
 STREAMS_AT_ONCE = 100
@@ -105,7 +105,7 @@ def _joined(reads: Sequence[LogRead]) -> LogRead:
 
 @dataclass(frozen=True)
 class LogReader:
-    """Reads logs. Several threads may use it at once."""
+    """Reads logs. Readings that have begun go on together: pages are asked for ahead, in the driver's thread."""
 
     session: SessionAt
     settings: ClusterSettings
@@ -119,7 +119,7 @@ class LogReader:
         """
         return LogReader(scan_session(settings, None), settings, permits)
 
-    def read(
+    def begin(
         self,
         table: LogTable,
         streams: Sequence[bytes],
@@ -128,32 +128,43 @@ class LogReader:
         *,
         most_bytes: int = MOST_BYTES,
         endpoints: tuple[str, ...] = (),
-    ) -> LogRead:
-        """Read the rows of some streams with a write time in ``[start_ms, end_ms)``.
+    ) -> Callable[[], LogRead]:
+        """Begin to read the rows of some streams with a write time in ``[start_ms, end_ms)``: ask for the first pages.
 
         :param streams: ids, at most :data:`STREAMS_AT_ONCE`
         :param most_bytes: bytes of pages with more of which the reading is given up; at most what can be decoded
         :param endpoints: ``address:port`` of the replicas to ask first
-        :raises LogReadError: they cannot be read now
-        :raises cassandra.InvalidRequest: the log is gone, or has other columns
+        :returns: function that reads to the end. It raises a :class:`LogReadError` if they cannot be read now, and
+            ``cassandra.InvalidRequest`` if the log is gone, or has other columns
         """
         settings = replace(self.settings, page_size=PAGE_ROWS)
         pages = Pages(self.session, self.session.statements, endpoints, settings, self.permits, time.sleep)
         listed = struct.pack(">i", len(streams)) + b"".join(struct.pack(">i", len(one)) + one for one in streams)
-        values = (listed, lowest_time(start_ms), lowest_time(end_ms))
-        request = Request(table.select(bypass_cache=True), values)
+        request = Request(table.select(bypass_cache=True), (listed, lowest_time(start_ms), lowest_time(end_ms)))
         try:
-            came, at_s, took_s, size = [], [], 0.0, 0
-            for page in pages.read(request):
-                asked_s, came_s = pages.times
-                came.append(page)
-                at_s.append(asked_s)
-                took_s = max(took_s, came_s - asked_s)
-                if (size := size + len(page)) > most_bytes:
-                    break
-            return LogRead(came, at_s, took_s, size > most_bytes)
-        except Stuck as error:
-            raise LogReadError(f"{table.full_name}: {len(streams)} streams {error.reason}") from error
+            first = pages.ask(request, wait=True)
+        except Exception:
+            first = None  # the function asks again, and raises what does not pass
+
+        def end() -> LogRead:
+            try:
+                return _to_the_end(pages, request, first, most_bytes)
+            except Stuck as error:
+                raise LogReadError(f"{table.full_name}: {len(streams)} streams {error.reason}") from error
+
+        return end
+
+
+def _to_the_end(pages: Pages, request: Request, first: Asked | None, most_bytes: int) -> LogRead:
+    came, at_s, took_s, size = [], [], 0.0, 0
+    for page in pages.read(request, first):
+        asked_s, came_s = pages.times
+        came.append(page)
+        at_s.append(asked_s)
+        took_s = max(took_s, came_s - asked_s)
+        if (size := size + len(page)) > most_bytes:
+            break
+    return LogRead(came, at_s, took_s, size > most_bytes)
 
 
 Requests = tuple[tuple[tuple[bytes, ...], tuple[str, ...]], ...]

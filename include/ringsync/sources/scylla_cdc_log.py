@@ -187,7 +187,7 @@ class ScyllaCdcLogReader(DataSourceReader):  # type: ignore[misc]
         # A task cannot ask a driver for permits: it has its share of the limits, as if all tasks ran at once.
         permits = Limiter(cluster_limits(config).share(self._tasks))
         reader = LogReader.open(cluster_settings(config), permits)
-        reads = ((None, reader.read(self._plan.log, *part)) for part in partition.parts)
+        reads = ((None, reader.begin(self._plan.log, *part)()) for part in partition.parts)
         for _, read in joined(reads):
             found = read.decoded(self._plan.log, self._plan.ttl_s)
             if found.errors.num_rows and not (self._wants_problems or self._skips_damage):

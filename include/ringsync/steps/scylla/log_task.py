@@ -7,7 +7,6 @@ import secrets
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -33,7 +32,8 @@ from ringsync.storage.port import ObjectStore
 from ringsync.wiring import cluster_settings, store_of
 
 READS_AT_ONCE = 8
-"""Requests of one task that are on their way at once: most streams have nothing new, and the answer is short."""
+"""Requests of one task that are on their way at once: most streams have nothing new, and the answer is short. Of each
+some pages at most wait in memory."""
 
 MOST_ROWS, MOST_BYTES = 1_000_000, 2**27
 """Log rows of a table that one task reads, and bytes that one request has: with more, the window is made shorter, and
@@ -257,21 +257,23 @@ class _Files:
 def _reads(
     task: LogTask, reader: LogReader, waiting: deque[LogWork], is_vain: Callable[[LogWork], bool]
 ) -> Iterator[tuple[LogWork, LogRead | Exception]]:
-    """Read some requests ahead, in the order of the works, but for those that turn out vain meanwhile. More would hold
-    all of their pages in memory.
+    """Read the requests in the order of the works, and some ahead, but for those that turn out vain meanwhile.
 
     :param waiting: works; more may be added at any time
     """
-    running: deque[tuple[LogWork, Future[LogRead | Exception]]] = deque()
-    with ThreadPoolExecutor(READS_AT_ONCE) as pool:
-        while waiting or running:
-            is_alone = bool(running) and (running[-1][0].alone or (bool(waiting) and waiting[0].alone))
-            if waiting and len(running) < READS_AT_ONCE and not is_alone:
-                if not is_vain(work := waiting.popleft()):
-                    running.append((work, pool.submit(_read, task, reader, work)))
-                continue
-            first, read = running.popleft()
-            yield first, read.result()
+    running: deque[tuple[LogWork, Callable[[], LogRead]]] = deque()
+    while waiting or running:
+        is_alone = bool(running) and (running[-1][0].alone or (bool(waiting) and waiting[0].alone))
+        if waiting and len(running) < READS_AT_ONCE and not is_alone:
+            if not is_vain(work := waiting.popleft()):
+                running.append((work, _begun(task, reader, work)))
+            continue
+        work, read = running.popleft()
+        try:
+            found: LogRead | Exception = read()
+        except Exception as error:  # it is told where the table is known
+            found = error
+        yield work, found
 
 
 _KEY_BYTES = 52
@@ -289,15 +291,12 @@ def _named(errors: pa.RecordBatch, table: FollowedLog) -> pa.RecordBatch:
     return errors
 
 
-def _read(task: LogTask, reader: LogReader, work: LogWork) -> LogRead | Exception:
+def _begun(task: LogTask, reader: LogReader, work: LogWork) -> Callable[[], LogRead]:
     piece, log = work.piece, task.tables[work.table].log
     most_bytes = DECODED_BYTES if work.alone else MOST_BYTES
-    try:
-        return reader.read(
-            log, work.streams, piece.start_ms, piece.end_ms, most_bytes=most_bytes, endpoints=work.endpoints
-        )
-    except Exception as error:  # it is raised where the table is known
-        return error
+    return reader.begin(
+        log, work.streams, piece.start_ms, piece.end_ms, most_bytes=most_bytes, endpoints=work.endpoints
+    )
 
 
 def _is_shortest(piece: Piece) -> bool:
