@@ -47,7 +47,7 @@ from tests.scylla_model.log_rows import log_rows
 
 maker, time = Maker(CLUSTERED, 1), UUID("b223c55e-6d07-11ea-7654-24e4fb3f20b9")
 rows = [row for _ in range(50) for row in log_rows(maker.mutation(), lambda _: time)]
-CLUSTERED.decode(CLUSTERED.page(rows), log_ttl_s=86_400, take_incomplete=True)
+CLUSTERED.decode(CLUSTERED.page(rows), log_ttls_s=[86_400], take_incomplete=True)
 """
 
 END = """

@@ -47,7 +47,7 @@ ORDERS = BaseTable(
 )
 WRITING_S = 30
 LOOPS = ("scylla_log_stage", "bucket_close", "out_of_sequence")
-SCYLLA = {"confidence_ms": 5000, "window_ms": 2000, "near_sweep_ms": 30_000, "near_reach_ms": 60_000}
+SCYLLA = {"confidence_ms": 5000, "window_ms": 2000, "near_sweep_ms": 30_000, "near_reach_ms": 300_000}
 HABITS = Habits(partitions=40, rows=10, late=0.0, again=0.0, ttls_s=(86_400,))
 
 

@@ -51,6 +51,7 @@ from ringsync.streams.messages import envelope_schema, key_schema, message_schem
 from ringsync.streams.tokens import steps_to_token, tokens_of
 
 NOW = 1_700_000_000
+_NULL = struct.pack(">i", -1)
 
 
 def warm() -> None:
@@ -64,9 +65,9 @@ def warm() -> None:
     partial_checksums(shown_rows([batch], table, NOW), table, edges)
     _read_record(table)
     _read_sstable(table)
-    # A CDC log without rows, of a set: logs that have only columns of one cell do not need all kernels.
-    elements = LogColumn(0, "warm", cql.SetType(cql.Native("int")), SET, False)
-    decode_log([bytes(4)], LogTable(table, "warm", (elements,), (), True), read_at_s=NOW, log_ttl_s=1)
+    # A row without anything of the log of a set: logs that have only columns of one cell do not need all kernels.
+    log = LogTable(table, "warm", (LogColumn(0, "warm", cql.SetType(cql.Native("int")), SET, False),), (), True)
+    decode_log([struct.pack(">i", 1) + _NULL * len(log.layout)], log, read_at_s=NOW, log_ttls_s=[1])
     origin: dict[str, Any] = {"hostname": "", "processed_at_ms": 0, "schema_version": 1}
     messages = snapshot_messages(batch, table, "warm", "exact", **origin)
     key, envelope = (make(table, "warm", "exact") for make in (key_schema, envelope_schema))

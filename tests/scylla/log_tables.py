@@ -63,11 +63,11 @@ class Tables:
 
     def decode(self, *pages: bytes, **options: Any) -> LogRows:
         """Decode pages of a log that keeps its rows for ever, unless the options say something else."""
-        given: dict[str, Any] = {"read_at_s": READ_AT, "log_ttl_s": None}
+        given: dict[str, Any] = {"read_at_s": READ_AT, "log_ttls_s": ()}
         found = decode_log(pages, self.log, **(given | options))
         found.rows.validate(full=True)
         found.errors.validate(full=True)
-        assert len(found.group) == len(found.arrival_s) == found.rows.num_rows
+        assert len(found.group) == len(found.arrivals_s[0] if found.arrivals_s else found.group) == found.rows.num_rows
         counts = found.counts
         assert counts.read == sum(int.from_bytes(page[:4], "big") for page in pages)
         assert counts.read == counts.changed + counts.images + counts.empty + counts.held + counts.errors

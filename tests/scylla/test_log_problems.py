@@ -293,7 +293,7 @@ def test_odd_bytes_lead_to_errors_and_to_nothing_worse() -> None:
         for _ in range(chance.randint(1, 4)):
             page[chance.randrange(4, len(page))] = chance.choice([0, 1, 2, 127, 128, 255, chance.randrange(256)])
         try:
-            errors += CLUSTERED.decode(bytes(page), take_incomplete=True, log_ttl_s=86_400).counts.errors
+            errors += CLUSTERED.decode(bytes(page), take_incomplete=True, log_ttls_s=[86_400]).counts.errors
         except ValueError as error:
             assert "result page" in str(error)  # noqa: PT017
     assert errors > 50

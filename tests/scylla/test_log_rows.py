@@ -272,21 +272,21 @@ def test_an_insert_of_collections_with_a_ttl_is_three_rows() -> None:
 class TestArrival:
     """When a write was at its coordinator: its log row had the whole TTL then."""
 
-    def decode(self, remaining: int | None, log_ttl_s: int | None = LOG_TTL) -> LogRows:
+    def decode(self, remaining: int | None, *log_ttls_s: int) -> LogRows:
         rows = [row(0, 2, ck=0, a=0, ttl=50) | {'TTL("cdc$operation")': remaining}]
-        return ATOMIC.decode(ATOMIC.page(rows), log_ttl_s=log_ttl_s)
+        return ATOMIC.decode(ATOMIC.page(rows), log_ttls_s=log_ttls_s or (LOG_TTL,))
 
     def test_expiry_is_of_the_arrival_and_the_digest_is_not(self) -> None:
         found, later = self.decode(86_300), self.decode(86_299)
-        assert found.arrival_s.tolist() == [READ_AT - 100]
+        assert found.arrivals_s[0].tolist() == [READ_AT - 100]
         expiry = {"ttl": 50, "expires_at": READ_AT - 50}
         expected = of_row(live("a", ZERO, **expiry), liveness={"timestamp": T} | expiry)
         assert shown(ATOMIC, found) == [expected]
         assert later.rows["digest"].equals(found.rows["digest"])
-        assert self.decode(None, None).rows["digest"].equals(found.rows["digest"])
+        assert self.decode(None).rows["digest"].equals(found.rows["digest"])
 
-    @pytest.mark.parametrize(("remaining", "ttl"), [(None, LOG_TTL), (86_401, LOG_TTL), (86_300, None), (86_300, 0)])
-    def test_unknown(self, remaining: int | None, ttl: int | None) -> None:
-        found = self.decode(remaining, ttl)
-        assert found.arrival_s.tolist() == [UNKNOWN_ARRIVAL]
+    @pytest.mark.parametrize("remaining", [None, 86_401])
+    def test_unknown(self, remaining: int | None) -> None:
+        found = self.decode(remaining)
+        assert found.arrivals_s[0].tolist() == [UNKNOWN_ARRIVAL]
         assert found.rows["cells"].to_pylist()[0][0]["local_deletion_time"] == S + 50

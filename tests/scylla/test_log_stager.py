@@ -33,6 +33,7 @@ from tests.scylla.test_log_task import ONE, TTL_S, followed, log_row
 NOW = 1_790_000_000_000
 MINUTE = 60_000
 RULES = Rules(30_000, 15_000, 10 * MINUTE, 60 * MINUTE, 0)
+CELLS_TTL_S = 10 * 86_400
 NAME, TABLE_ID = ONE.base.full_name, ONE.base.table_id
 
 
@@ -44,53 +45,80 @@ def generation(time_ms: int, streams: int = 2) -> Generation:
 
 @dataclass
 class Row:
-    """A log row: its stream, its write time and since when it can be read, ms."""
+    """A log row.
+
+    :ivar time_ms: its write time, ms
+    :ivar seen_ms: since when it can be read; ``arrived_ms``: when its coordinator got it; None: at its write time
+    :ivar ttl_s: its TTL, s; 0: it stays for ever; None: that of the day, and it does not expire in the test
+    """
 
     stream: bytes
     time_ms: int
     ck: int
     seen_ms: int = 0
+    arrived_ms: int | None = None
+    ttl_s: int | None = None
+
+    def is_there(self, now_ms: int) -> bool:
+        arrived_ms = self.time_ms if self.arrived_ms is None else self.arrived_ms
+        is_kept = not self.ttl_s or now_ms < arrived_ms + 1000 * self.ttl_s
+        return is_kept and max(self.seen_ms, self.arrived_ms or 0) <= now_ms
+
+    def in_log(self, now_ms: int) -> dict[str, Any]:
+        row = log_row(self.time_ms, ck=self.ck, arrived_ms=self.arrived_ms) | {"cdc$stream_id": self.stream}
+        if self.ttl_s is None:
+            return row
+        left_s = self.ttl_s - (now_ms - (self.arrived_ms or self.time_ms)) // 1000 if self.ttl_s else None
+        return row | {'TTL("cdc$operation")': left_s, "cdc$ttl": CELLS_TTL_S}
 
 
 @dataclass
 class Cluster:
-    """A table's log, and what can be known of it."""
+    """A table's log, and what can be known of it.
+
+    :ivar ttl_s: the log's TTL; ``ahead_ms``: how far the cluster's clock is ahead of ours
+    """
 
     generations: list[Generation]
     rows: list[Row] = field(default_factory=list)
-    has_from_ms: int = 0
+    has_from_ms: int | None = 0
     now_ms: int = NOW
     failing: Callable[[int, int], bool] = lambda *_: False
     ends_ms: int | None = None
     log_id: str = ""
     rules_of: Rules = RULES
+    ttl_s: int = TTL_S
+    ahead_ms: int = 0
+    begin_ms: int = NOW - 60 * MINUTE
 
     def read(self, log: Any, streams: Sequence[bytes], start_ms: int, end_ms: int, **_: Any) -> LogRead:
         if self.failing(start_ms, end_ms):
             raise ValueError("a replica is down")
         found = [row for row in self.rows if row.stream in streams and start_ms <= row.time_ms < end_ms]
-        there = sorted((row for row in found if row.seen_ms <= self.now_ms), key=lambda row: (row.stream, row.time_ms))
-        page = ONE.page([log_row(row.time_ms, ck=row.ck) | {"cdc$stream_id": row.stream} for row in there])
-        return LogRead([page], [self.now_ms / 1000], 0.0)
+        now_ms = self.now_ms + self.ahead_ms
+        there = sorted((row for row in found if row.is_there(now_ms)), key=lambda row: (row.stream, row.time_ms))
+        return LogRead([ONE.page([row.in_log(now_ms) for row in there])], [self.now_ms / 1000], 0.0)
 
     # What the stager asks of FollowedLogs:
-    clock_ahead_ms = 0.0
+    @property
+    def clock_ahead_ms(self) -> float:
+        return self.ahead_ms
 
     def look(self, plan: Any, positions: Mapping[str, Position], now_ms: int) -> list[FollowedTable]:
         if self.ends_ms is not None:
             is_done = positions[TABLE_ID].until_ms >= self.ends_ms
             return [] if is_done else [FollowedTable(TABLE_ID, NAME, None, ends_ms=self.ends_ms)]
         requests = {one.time_ms: grouped(one, None) for one in self.generations}
-        return [
-            FollowedTable(TABLE_ID, NAME, replace(followed(), log_id=self.log_id), tuple(self.generations), requests)
-        ]
+        log = replace(followed(), log_id=self.log_id, ttl_s=self.ttl_s or None)
+        return [FollowedTable(TABLE_ID, NAME, log, tuple(self.generations), requests)]
 
-    def rules(self, table: FollowedTable) -> Rules:
+    def rules(self, table: FollowedTable, ttls_s: Sequence[int]) -> Rules:
         return self.rules_of
 
     def begin(self, table: FollowedTable, now_ms: int) -> Position:
         known = [one.start_ms for one in table.described]
-        return Position.begin(NOW - 60 * MINUTE, known, RULES.window_ms, NOW - 60 * MINUTE)
+        begun = Position.begin(self.begin_ms, known, RULES.window_ms, self.begin_ms)
+        return replace(begun, ttl_s=table.ttl_s, log_id=table.log_id)
 
     def is_there(self, table_id: str) -> bool:
         return True
@@ -118,7 +146,8 @@ class Sync:
             "plan_of",
             lambda store, config, session, interval, before: SimpleNamespace(interval=interval),
         )
-        patch.setattr(FollowedTable, "kept_from_ms", lambda *_: cluster.has_from_ms)
+        if cluster.has_from_ms is not None:
+            patch.setattr(FollowedTable, "kept_from_ms", lambda *_: cluster.has_from_ms)
         patch.setattr(loop, "time", clock)
         self.start()
 

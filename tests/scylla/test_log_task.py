@@ -18,7 +18,7 @@ from ringsync.changes.identity import TableVersion
 from ringsync.ledger.staging import Bucket, decode_rows, read_block
 from ringsync.scylla.log_rows import decode_log
 from ringsync.scylla.log_schema import EPOCH_100NS
-from ringsync.scylla.progress import SLOT_MS, Kind, Piece, Rules
+from ringsync.scylla.progress import SLOT_MS, Kind, Piece, Rules, late_ms
 from ringsync.sources import cdc_log
 from ringsync.sources.cdc_log import LogRead, joined
 from ringsync.steps.scylla import log_task
@@ -32,6 +32,7 @@ NOW = 1_790_000_000_000
 TTL_S = 86_400
 HOUR = 3_600_000
 RULES = Rules(30_000, 15_000, HOUR, 12_600_000, 43_200_000)
+LATE_MS = late_ms(RULES)
 Read = Callable[..., LogRead]
 
 
@@ -64,7 +65,7 @@ def staged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Log
         )
         windows = Windows(Bucket(NOW // 60_000 * 60_000, 60_000), 0)
         nothing: Any = None
-        result = stage_logs(LogTask(nothing, tuple(tables), windows, nothing, 1, RULES), works, nothing)
+        result = stage_logs(LogTask(nothing, tuple(tables), windows, nothing, 1), works, nothing)
         result_rows = [row for block in result.blocks for row in read_block(store, block.place).to_pylist()]
         assert sum(block.rows for block in result.blocks) == len(result_rows)
         return result
@@ -77,7 +78,8 @@ def reads(*rows: dict[str, Any]) -> Read:
 
 
 def work(kind: Kind = "window", table: int = 0, **more: Any) -> LogWork:
-    return LogWork(table, Piece(NOW - 10**9, NOW - 10**8, NOW, kind, NOW - 2 * HOUR, NOW), (STREAM,), **more)
+    piece = Piece(NOW - 10**9, NOW - 10**8, NOW, kind, NOW - 2 * HOUR, NOW, late_ms=LATE_MS)
+    return LogWork(table, piece, (STREAM,), **{"ttls_s": (TTL_S,)} | more)
 
 
 def test_a_near_sweep_sums_up_and_takes_nothing(staged: Callable[..., LogResult]) -> None:
@@ -146,7 +148,7 @@ def test_a_window_of_one_ms_has_no_limit_of_rows(
     rows = [log_row(NOW - 90_000, ck=ck, **{"cdc$batch_seq_no": ck}) for ck in range(60)]
     for length_ms, too_many in ((2, {"window"}), (1, set())):
         piece = Piece(NOW - 10**9, NOW - 90_000, NOW - 90_000 + length_ms)
-        (found,) = staged(reads(*rows), [LogWork(0, piece, (STREAM,))]).tables.values()
+        (found,) = staged(reads(*rows), [LogWork(0, piece, (STREAM,), ttls_s=(TTL_S,))]).tables.values()
         assert found.too_many == too_many
 
 
@@ -177,13 +179,13 @@ def test_rows_that_cannot_be_used_have_keys_of_their_own(staged: Callable[..., L
 
 def test_sums_tell_groups_apart() -> None:
     rows = [log_row(NOW - 90_000, ck=1), log_row(NOW - 80_000, ck=2), log_row(NOW - 80_000 + SLOT_MS, ck=3)]
-    groups = decode_log([ONE.page(rows)], ONE.log, read_at_s=NOW // 1000, log_ttl_s=TTL_S).groups
+    groups = decode_log([ONE.page(rows)], ONE.log, read_at_s=NOW // 1000, log_ttls_s=[TTL_S]).groups
     every: dict[int, tuple[int, int, int]] = {}
     add_sums(every, groups)
     assert [sums[0] for _, sums in sorted(every.items())] == [2, 1]
     one_by_one: dict[int, tuple[int, int, int]] = {}
     for row in rows:
-        add_sums(one_by_one, decode_log([ONE.page([row])], ONE.log, read_at_s=NOW // 1000, log_ttl_s=TTL_S).groups)
+        add_sums(one_by_one, decode_log([ONE.page([row])], ONE.log, read_at_s=NOW // 1000, log_ttls_s=[TTL_S]).groups)
     assert one_by_one == every
 
 
@@ -198,8 +200,8 @@ def test_the_rest_of_a_group_changes_its_sums(staged: Callable[..., LogResult], 
 def test_what_is_older_than_the_reading_is_for_far_sweeps_alone(staged: Callable[..., LogResult]) -> None:
     row = log_row(NOW - 10 * 60_000, arrived_ms=NOW - 5 * 60_000)
     for compared_ms, taken in ((NOW - HOUR, 0), (NOW - 9 * 60_000, 1)):
-        piece = Piece(NOW - 10**9, NOW - HOUR, NOW, "far", NOW - 6 * 60_000, NOW, compared_ms)
-        (found,) = staged(reads(row), [LogWork(0, piece, (STREAM,))]).tables.values()
+        piece = Piece(NOW - 10**9, NOW - HOUR, NOW, "far", NOW - 6 * 60_000, NOW, compared_ms, LATE_MS)
+        (found,) = staged(reads(row), [LogWork(0, piece, (STREAM,), ttls_s=(TTL_S,))]).tables.values()
         assert found.counts["taken"] == taken
 
 
@@ -239,10 +241,10 @@ def test_what_arrives_while_a_far_sweep_runs_is_for_the_next_one(
 ) -> None:
     row = log_row(NOW - 6 * HOUR, arrived_ms=NOW - HOUR + arrived_ms)
     (first, second) = (
-        next(iter(staged(reads(row), [LogWork(0, piece, (STREAM,))]).tables.values()))
+        next(iter(staged(reads(row), [LogWork(0, piece, (STREAM,), ttls_s=(TTL_S,))]).tables.values()))
         for piece in (
-            Piece(NOW - 10**9, NOW - 10**8, NOW, "far", NOW - 5 * HOUR, NOW - HOUR + 5_000),
-            Piece(NOW - 10**9, NOW - 10**8, NOW, "far", NOW - HOUR + 5_000, NOW),
+            Piece(NOW - 10**9, NOW - 10**8, NOW, "far", NOW - 5 * HOUR, NOW - HOUR + 5_000, 0, LATE_MS),
+            Piece(NOW - 10**9, NOW - 10**8, NOW, "far", NOW - HOUR + 5_000, NOW, 0, LATE_MS),
         )
     )
     assert (first.counts["taken"], second.counts["taken"]) == (taken, 1 - taken)
@@ -275,8 +277,8 @@ def test_each_page_has_been_asked_for_at_a_time_of_its_own() -> None:
     ]
     rows[2]["cdc$time"] = rows[3]["cdc$time"] = moment(NOW - 9 * HOUR, 3)
     read = LogRead([ONE.page([]), ONE.page(rows[:2]), ONE.page(rows[2:])], [NOW / 1000] * 2 + [NOW / 1000 + 20], 1.0)
-    found = read.decoded(ONE.log, TTL_S)
-    assert found.arrival_s.tolist() == [(NOW - HOUR) // 1000] * 4
+    found = read.decoded(ONE.log, [TTL_S])
+    assert found.arrivals_s[0].tolist() == [(NOW - HOUR) // 1000] * 4
     cells = [cell for row in found.rows.to_pylist() for cell in row["cells"]]
     assert {cell["local_deletion_time"] for cell in cells} == {(NOW - HOUR) // 1000 + 7200}
 
@@ -412,8 +414,8 @@ def test_rows_of_before_a_longer_ttl_came_when_they_came(staged: Callable[..., L
     before_s = TTL_S // 2
     late = log_row(NOW - 9 * HOUR, **{'TTL("cdc$operation")': before_s - 600})
     of_now = log_row(NOW - 9 * HOUR, ck=1, arrived_ms=NOW - 8 * HOUR)
-    for other_ttl_s, taken in ((0, 0), (before_s, 1)):
-        (found,) = staged(reads(late, of_now), [work("far", other_ttl_s=other_ttl_s)]).tables.values()
+    for ttls_s, taken in (((TTL_S,), 0), ((TTL_S, before_s), 1)):
+        (found,) = staged(reads(late, of_now), [work("far", ttls_s=ttls_s)]).tables.values()
         assert found.counts["taken"] == taken
 
 
@@ -430,8 +432,25 @@ def test_one_request_that_is_too_large_is_given_up(staged: Callable[..., LogResu
     assert limits == [log_task.MOST_BYTES] * 3 + [log_task.DECODED_BYTES]
 
 
+def test_a_write_that_is_cut_by_pages_has_one_arrival() -> None:
+    """Pages of a large batch may be asked for seconds after each other."""
+    pages = []
+    for first, asked_ms in ((0, NOW), (3, NOW + 4000), (6, NOW + 8000)):
+        left = {'TTL("cdc$operation")': TTL_S - (asked_ms - NOW + 60_000) // 1000, "cdc$ttl": 3600}
+        rows = [
+            log_row(NOW - 60_000, ck=ck, last=ck == 8, **{"cdc$batch_seq_no": ck} | left)
+            for ck in range(first, first + 3)
+        ]
+        pages.append(ONE.page(rows))
+    found = LogRead(pages, [NOW / 1000, NOW / 1000 + 4, NOW / 1000 + 8], 0.3).decoded(ONE.log, [TTL_S])
+    assert found.arrivals_s[0].tolist() == [(NOW - 60_000) // 1000] * 9
+    assert len(found.groups) == 1
+    expiries = {row["cells"][0]["local_deletion_time"] for row in found.rows.to_pylist()}
+    assert expiries == {(NOW - 60_000) // 1000 + 3600}
+
+
 def decoded(row: dict[str, Any], *, read_at_s: int = NOW // 1000, took_s: int = 0) -> dict[str, Any]:
-    found = decode_log([ONE.page([row])], ONE.log, read_at_s=read_at_s, log_ttl_s=TTL_S, took_s=took_s)
+    found = decode_log([ONE.page([row])], ONE.log, read_at_s=read_at_s, log_ttls_s=[TTL_S], took_s=took_s)
     (change,) = found.rows.to_pylist()
     return dict(change)
 

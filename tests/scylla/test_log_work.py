@@ -10,7 +10,7 @@ from typing import Any
 from uuid import UUID
 
 from ringsync.scylla.generations import Generation, StreamRange
-from ringsync.scylla.progress import OVERLAP_MS, SLOT_MS, Position, Rules, Sweep, Waiting
+from ringsync.scylla.progress import OVERLAP_MS, SLOT_MS, Again, Position, Rules, Sweep, Waiting
 from ringsync.scylla.stream_ids import StreamId
 from ringsync.sources.cdc_log import grouped
 from ringsync.steps.scylla.followed_logs import FollowedTable
@@ -131,7 +131,7 @@ def test_a_sweep_with_too_many_rows_holds_up_no_window() -> None:
 
 def test_a_failed_window_keeps_all_of_a_position() -> None:
     only = generation(NOW - 10**9)
-    position = replace(at(NOW - 10**6, only.time_ms), again=((NOW - 10**6, NOW - 10**6 + SLOT_MS),))
+    position = replace(at(NOW - 10**6, only.time_ms), again=(Again(NOW - 10**6, NOW - 10**6 + SLOT_MS, NOW - 10**6),))
     planned = plan_work(table(only), position, 0, NOW, RULES)
     assert planned.taken(TableResult(failures={"window": "x"})) == planned.position
     missed = planned.taken(TableResult(too_many={"again"}))

@@ -12,6 +12,7 @@ from ringsync.scylla.progress import (
     OVERLAP_MS,
     SLOT_MS,
     WANTED_ROWS,
+    Again,
     Piece,
     Position,
     Rules,
@@ -39,7 +40,7 @@ START = 1_790_000_000_000
 def test_a_position_survives_its_document() -> None:
     waiting = (Waiting(START, "00" * 16, "11" * 16, START + 5),)
     sweep = Sweep(START, START - 1, START + 7, 60_000)
-    slots, again = ((START, 3, 4, 5),), ((START, START + 1),)
+    slots, again = ((START, 3, 4, 5),), (Again(START, START + 1, START),)
     position = Position(
         START, (1, 2), sweep, replace(sweep, next_ms=None), 15_000, waiting, START + 9, START - 5, slots, again
     )
@@ -188,10 +189,10 @@ def test_slots_that_have_not_changed_are_not_read_again() -> None:
     same = swept_near(replace(position, near=near), {begin: (3, 4, 8)}, 3)
     assert (same.again, same.slots) == ((), position.slots)
     other = swept_near(replace(position, near=near), {begin: (3, 4, 8), begin + SLOT_MS: (1, 1, 1)}, 3)
-    assert other.again == ((begin + SLOT_MS, begin + 2 * SLOT_MS),)
+    assert other.again == (Again(begin + SLOT_MS, begin + 2 * SLOT_MS, begin + SLOT_MS),)
     assert other.slots == ((begin, 3, 4, 8), (begin + SLOT_MS, 1, 1, 1))
     assert was_read_again(replace(other, again_ms=SLOT_MS // 2), 5).again == (
-        (begin + SLOT_MS + SLOT_MS // 2, begin + 2 * SLOT_MS),
+        Again(begin + SLOT_MS + SLOT_MS // 2, begin + 2 * SLOT_MS, begin + SLOT_MS + SLOT_MS // 2),
     )
     assert was_read_again(other, 5).again == ()
 
@@ -203,7 +204,7 @@ def test_a_generation_that_gets_its_streams_late_is_read_in_steps() -> None:
     position = replace(Position.begin(START - 2 * 10**8, [first, last], 15_000), until_ms=START)
     position = noticed(position, generations)
     assert noticed(position, generations) == position
-    assert position.again == ((late, last + OVERLAP_MS),)
+    assert position.again == (Again(late, last + OVERLAP_MS, late),)
     at_ms, steps = late, 0
     while position.again:
         pieces = {piece.generation_ms: piece for piece in again_pieces(position, generations)}
@@ -249,17 +250,20 @@ def test_the_begin_of_a_log_is_no_gap() -> None:
 
 
 def test_rows_keep_the_ttl_that_they_were_written_with() -> None:
-    """A TTL is made longer while the sync stands: what was written before expires by the old one."""
+    """TTLs are altered while the sync stands: what was written before expires by its own."""
     position = replace(Position.begin(START, [START - 1], 15_000), ttl_s=3600)
     assert position.with_ttl(3600, START + 5) == position
-    for ttl_s, smallest in ((86_400, 3600), (0, 3600), (60, 60)):
-        changed = position.with_ttl(ttl_s, START + 10_000_000)
-        assert changed.ttl_s == smallest
-        later = changed.with_ttl(ttl_s, START + 10_900_000)
-        assert later.ttl_s == smallest
-        read = replace(later, until_ms=START + 10_000_000).with_ttl(ttl_s, START + 11_000_000)
-        # Far sweeps still look for what was logged before; without a TTL there are none.
-        assert read.ttl_s == (0 if ttl_s == 0 else smallest)
-        swept = replace(read, far=Sweep(START + 11_000_000, START)).with_ttl(ttl_s, START + 12_000_000)
-        assert (swept.ttl_s, swept.ttl_noticed_ms) == (ttl_s, 0)
-    assert replace(position, ttl_s=0).with_ttl(3600, START).ttl_s == 3600
+    first_ms, second_ms = START + 10_000_000, START + 11_000_000
+    once = position.with_ttl(86_400, first_ms)
+    assert (once.ttls_s, once.expired_ms(second_ms)) == ((86_400, 3600), second_ms - 3_600_000)
+    twice = once.with_ttl(0, second_ms)
+    assert (twice.ttl_s, twice.ttls_s) == (0, (86_400, 3600))
+    back = twice.with_ttl(3600, second_ms + 5)
+    assert back.ttls_s == (3600, 86_400)
+    # Far sweeps look for all that was logged before.
+    read = replace(twice, until_ms=second_ms)
+    assert read.with_ttl(0, second_ms + 9) == read
+    swept = replace(read, far=Sweep(first_ms + 120_000, START)).with_ttl(0, second_ms + 9)
+    assert (swept.ttls_s, swept.expired_ms(second_ms + 9)) == ((86_400,), second_ms + 9 - 86_400_000)
+    assert replace(swept, far=Sweep(second_ms + 120_000, START)).with_ttl(0, second_ms + 9).ttls_s == ()
+    assert replace(position, ttl_s=0).with_ttl(3600, START).ttls_s == (3600,)

@@ -97,6 +97,16 @@ def test_without_gossip_a_node_elsewhere_is_waited_for_longer(watched: Watched) 
     assert watched.agree_after(10)
 
 
+def test_a_process_knows_what_one_before_it_has_heard(watched: Watched) -> None:
+    """Else each run of a loop would wait anew for a node that is dead."""
+    watched.session.beats = None
+    assert watched.agree_after(UNKNOWN_S + 10)
+    watched.silence = Silence(lambda: watched.now, watched.silence.since_s)
+    assert watched.agrees()
+    watched.silence = Silence(lambda: watched.now)
+    assert not watched.agrees()
+
+
 def test_a_node_to_which_the_driver_is_connected_is_waited_for(watched: Watched) -> None:
     watched.session.far.is_up = True
     watched.session.connected[FAR] = watched.session.far

@@ -6,8 +6,9 @@ knows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 from ringsync.cluster.node import NO_ANSWER, ChangingSchemaError, Node, NodeSchema, ask_one, node_schema, one_node
@@ -43,16 +44,26 @@ class Reading:
     unreadable_types: dict[str, str]
 
 
+_NEVER = 0, 0
+"""Heartbeat of a node that nobody tells."""
+
+
 class Silence:
     """Knows which nodes are silent. The driver does not try the nodes of other datacenters, so it never knows that such
     a node is down if it was when the driver connected. Cassandra knows: gossip brings the heartbeats of all nodes.
 
     :param now: the time, s
+    :param since_s: since when nothing was heard of nodes, by address, as another process knows
     """
 
-    def __init__(self, now: Callable[[], float]) -> None:
+    def __init__(self, now: Callable[[], float], since_s: Mapping[str, float] = MappingProxyType({})) -> None:
         self._now = now
-        self._heard: dict[str, tuple[tuple[int, int], float]] = {}
+        self._heard = {address: (_NEVER, at_s) for address, at_s in since_s.items()}
+
+    @property
+    def since_s(self) -> dict[str, float]:
+        """Since when nothing was heard of nodes that nobody calls alive, by address."""
+        return {address: at_s for address, (_, at_s) in self._heard.items()}
 
     def ignored(self, node: Node, at: NodeSchema) -> NodeSchema:
         """Return what a node says without the silent ones among the others. To be asked at each look."""
@@ -61,7 +72,7 @@ class Silence:
         beats = _heartbeats(node) if unsure else {}
         patience, heard = SILENT_S if beats else UNKNOWN_S, {}
         for address in unsure:
-            beat = beats.get(address, (0, 0))
+            beat = beats.get(address, _NEVER)
             last = self._heard.get(address)
             heard[address] = last if last and beat <= last[0] else (beat, now)
         self._heard = heard
@@ -74,11 +85,19 @@ class Agreement:
 
     :param session: a ``cassandra.cluster.Session``
     :param now: the time, s
+    :param silent_since_s: what this said at the end of a run that ended a moment ago
     """
 
-    def __init__(self, session: Any, now: Callable[[], float]) -> None:
+    def __init__(
+        self, session: Any, now: Callable[[], float], silent_since_s: Mapping[str, float] = MappingProxyType({})
+    ) -> None:
         self._session = session
-        self._silence = Silence(now)
+        self._silence = Silence(now, silent_since_s)
+
+    @property
+    def silent_since_s(self) -> dict[str, float]:
+        """Since when nothing was heard of nodes that nobody calls alive, by address."""
+        return self._silence.since_s
 
     def __call__(self) -> bool:
         """Ask a node; False also if it does not answer."""

@@ -319,7 +319,7 @@ class Scylla(Section):
     queries_per_s: Annotated[int, Field(ge=1)] = 500
     lookback_s: Annotated[int, Field(ge=0)] = 3600
     near_sweep_ms: Annotated[int, Field(ge=1000)] = 3_600_000
-    near_reach_ms: Annotated[int, Field(ge=1000)] = 12_600_000
+    near_reach_ms: Annotated[int, Field(ge=300_000)] = 12_600_000
     far_sweep_ms: Annotated[int, Field(ge=1000)] = 43_200_000
     log_ttl_s: Annotated[int, Field(ge=0, le=630_720_000)] = 86_400
     preimage: Literal["false", "true", "full"] = "false"

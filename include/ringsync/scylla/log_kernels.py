@@ -128,13 +128,17 @@ def _elements(m: int, place: int) -> int:
 
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
-def decode_rows(m: int, w: int, base: int, size: int, rows: int, take_incomplete: int) -> int:
-    """Decode the log rows of a page. The word ``GROUPS`` of ``m`` becomes the number of groups.
+def decode_rows(
+    m: int, w: int, base: int, size: int, rows: int, take_incomplete: int, page_ends: int, asked: int
+) -> int:
+    """Decode the log rows of pages that were joined to one. The word ``GROUPS`` of ``m`` becomes the number of groups.
 
     :param w: address of the addresses of arrays, see ``OUTCOMES`` …
+    :param page_ends: address of int64: the log row behind the last one of each page; ``asked``: when each was asked
+        for, s since the epoch
     :returns: the position after the last cell, or minus the position of a truncated cell
     """
-    groups = first = 0
+    groups = first = page_end = 0
     pending = _NO_ROW
     is_complete = True
     p, end = base + 4, base + size
@@ -146,6 +150,11 @@ def decode_rows(m: int, w: int, base: int, size: int, rows: int, take_incomplete
         if p < 0:
             return base + p
         store32(load64_native(w + STARTS) + 4 * row + 4, p - base)
+        while row >= page_end:
+            page_end = load64_native(page_ends)
+            store64(m + of.READ_AT, load64_native(asked))
+            page_ends += 8
+            asked += 8
         is_first = row == 0 or not _is_of_group(m, load64_native(w + GROUPS) + GROUP_BYTES * (groups - 1))
         if is_first:
             if row:
@@ -329,18 +338,29 @@ def _put_facts(m: int, w: int, group: int) -> None:
 
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
-def expire(s: int, arrivals: int, took: int) -> None:
+def expire(s: int, arrivals: int, took: int, later: int, ttls: int, newest: int) -> None:
     """Let cells and liveness of change rows expire by the arrival of their writes, and date their deletions by it.
 
-    :param arrivals: address of int64 arrivals of the change rows: the earliest that are possible
+    :param arrivals: address of int64 arrivals of the change rows by the largest TTL: the earliest that are possible
     :param took: so much later they may be, s
+    :param later: address of int64: so much later they are by each of the TTLs, s, by the present one first
+    :param ttls: number of TTLs
+    :param newest: no arrival is later, s since the epoch
     """
     for row in range(load64_native(s + at.ROWS)):
         arrival = load64_native(arrivals + 8 * row)
+        if arrival == UNKNOWN_ARRIVAL:
+            continue
         # Mostly the coordinator took the write time from its clock, or had one like it: this is better known.
         written = load64_native(load64_native(s + at.ROW_WRITE_TIME) + 8 * row) // _MICROS
-        if arrival == UNKNOWN_ARRIVAL or arrival - CLOCKS_S <= written <= arrival + took + CLOCKS_S:
+        is_at_once = False
+        for place in range(ttls):
+            of_ttl = arrival + load64_native(later + 8 * place)
+            is_at_once |= of_ttl - CLOCKS_S <= written <= of_ttl + took + CLOCKS_S
+        if is_at_once:
             continue
+        if arrival + load64_native(later) <= newest:
+            arrival += load64_native(later)
         # No write is so far in the future: the log had another TTL then.
         if arrival + took + FUTURE_S < written:
             continue

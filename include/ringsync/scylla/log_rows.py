@@ -7,8 +7,9 @@ Cassandra's commit log says and the CDC log does not:
 * the time of a deletion by its coordinator's clock: it is taken from the write time;
 * when an expiring cell expires: that is the time of its arrival at a coordinator plus the TTL. Log rows have a TTL of
   their own, which was set at the same moment, so the rest of it gives the arrival (within a second); where that is
-  next to the write time, or the log keeps its rows for ever, the write time stands for it. Digests are always of the
-  write time, so that a log row has the same digest whenever it is read.
+  next to the write time, or the log keeps its rows for ever, the write time stands for it. If the log's TTL was altered
+  lately, each that a row may have gives another arrival. Digests are always of the write time, so that a log row has
+  the same digest whenever it is read.
 """
 
 from __future__ import annotations
@@ -99,14 +100,15 @@ class LogRows:
     :ivar rows: batch of ``CHANGE_ROWS`` in the order of the log rows. ``file`` is the log table's name, ``position``
         the write time of ``cdc$time``, µs
     :ivar group: number of each change row's write in ``groups``
-    :ivar arrival_s: when each change row's write was at its coordinator, s since the epoch, or UNKNOWN_ARRIVAL
+    :ivar arrivals_s: when each change row's write was at its coordinator, s since the epoch, or UNKNOWN_ARRIVAL: by
+        each TTL that the log rows may have. By one that is too small for a row, the moment is in the future
     :ivar errors: batch of ``ERROR_ROWS``; ``raw`` is a result page with only the log row, which
         :func:`decode_log` reads again
     """
 
     rows: pa.RecordBatch
     group: Places
-    arrival_s: Integers
+    arrivals_s: tuple[Integers, ...]
     groups: LogGroups
     errors: pa.RecordBatch
     counts: LogCounts
@@ -147,7 +149,7 @@ def decode_log(
     table: LogTable,
     *,
     read_at_s: int | Sequence[int],
-    log_ttl_s: int | None,
+    log_ttls_s: Sequence[int],
     take_incomplete: bool = False,
     took_s: int = 0,
 ) -> LogRows:
@@ -156,8 +158,8 @@ def decode_log(
     :param pages: bodies of result pages of :meth:`LogTable.select`, in their order. A write that is cut at the end of
         the last one is not complete: pass its pages together
     :param read_at_s: when the pages were asked for, all or each, s since the epoch, by the clock of the servers
-    :param log_ttl_s: the log's TTL when the rows were written, s; None or 0: they stay for ever. A row that lasts
-        longer than this has no known arrival
+    :param log_ttls_s: the log's present TTL, and those that it had when some of the rows were written, s; empty: they
+        stay for ever. A row that lasts longer than the largest has no known arrival
     :param took_s: longest time that a page took to come, s
     :param take_incomplete: whether to decode writes of which the last row is missing; else they are held back
     :raises ValueError: a page is malformed or cut off: the message names the byte position; or they are too large
@@ -171,30 +173,24 @@ def decode_log(
     if not count:
         check_end(_COUNT_BYTES, size, count, columns)
         return _NOTHING
-    asked_s = [read_at_s] * len(pages) if isinstance(read_at_s, int) else [*read_at_s]
-    state, found = LogState.new(table, min(asked_s, default=0), log_ttl_s or -1), _Found.new(count)
+    ends = np.cumsum([int.from_bytes(one[:4], "big") for one in pages], dtype=np.int64)
+    asked_s = np.broadcast_to(np.array(read_at_s, np.int64), len(pages)).copy()
+    largest_s = max(log_ttls_s, default=-1)
+    state, found = LogState.new(table, largest_s), _Found.new(count)
     output = Output.new(page, _logged(table.base), _capacity(state, table, page, count))
     state.write_to(output)
     arrays = np.array([address(array) for array in vars(found).values()], np.int64)
     words, first = address(state.words), address(page)
-    stop = kernels.decode_rows(words, address(arrays), first, size, count, int(take_incomplete))
+    stop = kernels.decode_rows(
+        words, address(arrays), first, size, count, int(take_incomplete), address(ends), address(asked_s)
+    )
     check_end(stop, size, count, columns)
-    if log_ttl_s:
-        _asked_later(found, output.count(at.ROWS), pages, asked_s)
-        kernels.expire(address(output.state), address(found.change_arrivals), took_s)
-    return _log_rows(page, table, output, found, int(state.words[of.GROUPS // 8]))
-
-
-def _asked_later(found: _Found, rows: int, pages: Sequence[Page], asked_s: Sequence[int]) -> None:
-    """Correct the arrivals of writes on pages that were asked for later than the first one."""
-    later_s = np.array(asked_s, np.int64) - min(asked_s, default=0)
-    if not later_s.any():
-        return
-    ends = np.cumsum([int.from_bytes(page[:4], "big") for page in pages])
-    arrivals, groups = found.change_arrivals[:rows], found.change_groups[:rows]
-    # The rows of a group are together, and all of one time: a group that is cut belongs to the page of its first row.
-    page_of = np.searchsorted(ends, np.searchsorted(found.group_of, groups), side="right")
-    arrivals[arrivals != UNKNOWN_ARRIVAL] += later_s[page_of][arrivals != UNKNOWN_ARRIVAL]
+    # By a smaller TTL a row has arrived so much later.
+    later_s = largest_s - np.array(log_ttls_s, np.int64)
+    if log_ttls_s:
+        arrivals, newest_s = address(found.change_arrivals), int(asked_s.max()) + took_s
+        kernels.expire(address(output.state), arrivals, took_s, address(later_s), len(later_s), newest_s)
+    return _log_rows(page, table, output, found, int(state.words[of.GROUPS // 8]), later_s)
 
 
 def _capacity(state: LogState, table: LogTable, page: PaddedPage, count: int) -> Capacity:
@@ -226,7 +222,9 @@ def _rounded(number: int) -> int:
     return -(-number // step) * step
 
 
-def _log_rows(page: PaddedPage, table: LogTable, output: Output, found: _Found, groups: int) -> LogRows:
+def _log_rows(
+    page: PaddedPage, table: LogTable, output: Output, found: _Found, groups: int, later_s: Integers
+) -> LogRows:
     count, rows = len(found.outcomes), output.count(at.ROWS)
     by_outcome = np.bincount(found.outcomes, minlength=HELD + 1)
     changed, images, empty, held = by_outcome[[CHANGED, IMAGE, EMPTY, HELD]].tolist()
@@ -238,13 +236,18 @@ def _log_rows(page: PaddedPage, table: LogTable, output: Output, found: _Found, 
     return LogRows(
         change_rows(output, *_constants(1 << rows.bit_length(), table.full_name)),
         found.change_groups[:rows],
-        found.change_arrivals[:rows],
+        _arrivals(found.change_arrivals[:rows], later_s),
         LogGroups(
             ids[:, 0], ids[:, 1], found.complete[:groups] > 0, np.bincount(found.group_of[:count], minlength=groups)
         ),
         _errors(page, table, found, failed),
         counts,
     )
+
+
+def _arrivals(by_largest: Integers, later_s: Integers) -> tuple[Integers, ...]:
+    is_known = by_largest != UNKNOWN_ARRIVAL
+    return tuple(by_largest + later * is_known if later else by_largest for later in later_s.tolist())
 
 
 def _errors(page: PaddedPage, table: LogTable, found: _Found, failed: Places) -> pa.RecordBatch:
@@ -276,7 +279,7 @@ _NO_IDS = np.empty((0, ID_BYTES), np.uint8)
 _NOTHING = LogRows(
     _NO_ROWS,
     np.empty(0, np.intp),
-    np.empty(0, np.int64),
+    (),
     LogGroups(_NO_IDS, _NO_IDS, np.empty(0, np.bool_), np.empty(0, np.intp)),
     _NO_ERRORS,
     LogCounts(0, 0, 0, 0, 0, 0),

@@ -58,7 +58,8 @@ they differ; ``KEY``, ``CLUSTERING``: first column of the partition key and of t
 ``VALUES``: address of the descriptions of static and regular columns, then their end; ``KEY_ROOM``: address of room for
 a partition key; ``CELLS``: address of the log row's cells; ``START``: of those of the last range's start; ``TIME``
 (µs), ``LOCAL`` (the same in s), ``TTL`` (s, 0: none): those of the log row; ``CULPRIT``: the column because of which a
-log row failed; ``READ_AT`` (s) and ``LOG_TTL`` (s; negative: for ever) of the page; ``GROUPS``: number of its groups;
+log row failed; ``READ_AT``: when the log row's page was asked for (s); ``LOG_TTL``: largest TTL of log rows (s;
+negative: for ever); ``GROUPS``: number of its groups;
 ``PREFIX``: how many columns each row mostly begins with that have one length; ``PREFIX_LENGTHS``: address of these
 lengths, and ``PREFIX_BYTES``: their bytes with those of the lengths."""
 WORDS = 27
@@ -121,11 +122,10 @@ class LogState:
     kept: tuple[npt.NDArray[np.generic], ...]
 
     @classmethod
-    def new(cls, table: LogTable, read_at_s: int, log_ttl_s: int) -> LogState:
+    def new(cls, table: LogTable, log_ttl_s: int) -> LogState:
         """Describe a log table to the kernels. The output comes later.
 
-        :param read_at_s: when its rows were read, s since the epoch
-        :param log_ttl_s: TTL of its rows, s; negative: they stay for ever
+        :param log_ttl_s: largest TTL of its rows, s; negative: they stay for ever
         """
         described, kept = _described(table)
         words = described.copy()
@@ -138,7 +138,6 @@ class LogState:
             CURSORS_OF_ROW: address(cursors[1]),
             CELLS: address(cells[0]),
             START: address(cells[1]),
-            READ_AT: read_at_s,
             LOG_TTL: log_ttl_s,
         }
         for word, value in given.items():

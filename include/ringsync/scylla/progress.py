@@ -62,6 +62,7 @@ class Sweep:
     :ivar next_ms: write time from which the present one goes on; None: it is over
     :ivar window_ms: length of its next window
     :ivar part: of a near one that has summed up a part of a slot: the sums of this part
+    :ivar ended_ms: of a near one: write time up to which the last one that is over has compared
     """
 
     began_ms: int
@@ -69,6 +70,19 @@ class Sweep:
     next_ms: int | None = None
     window_ms: int = 600_000
     part: SlotSums = (0, 0, 0)
+    ended_ms: int = 0
+
+
+@dataclass(frozen=True)
+class Again:
+    """A part of the write time that is to be read again.
+
+    :ivar since_ms: rows that have arrived since then may be unread, ms since the epoch
+    """
+
+    start_ms: int
+    end_ms: int
+    since_ms: int
 
 
 SlotSums = tuple[int, int, int]
@@ -89,12 +103,11 @@ class Position:
     :ivar near: the sweep of the last hour or so; ``far``: that of all that the generations have
     :ivar ends_ms: the table has lost its log at this moment, and is read up to it; None: it has one
     :ivar begin_ms: write time from which on all was read
-    :ivar ttl_s: smallest TTL that log rows may have which are not read yet, s; 0: none.
-        ``ttl_noticed_ms``: when it was noticed that the log has another one; 0: it has this one
+    :ivar ttl_s: the log's TTL, s; 0: none. ``former_ttls``: those before it that rows may have which are not read yet,
+        each with the moment when it was noticed that the log has another one
     :ivar log_id: id of the log table
     :ivar slots: what was read of the last hours: begin of the slot, and its sums
-    :ivar again: parts of the write time that are to be read again, as a whole: late rows are in them.
-        ``again_ms``: length of its steps
+    :ivar again: what is to be read again, as a whole: late rows are in it. ``again_ms``: length of its steps
     """
 
     until_ms: int
@@ -106,10 +119,10 @@ class Position:
     ends_ms: int | None = None
     begin_ms: int = 0
     slots: tuple[tuple[int, int, int, int], ...] = ()
-    again: tuple[tuple[int, int], ...] = ()
+    again: tuple[Again, ...] = ()
     again_ms: int = SLOT_MS
     ttl_s: int = 0
-    ttl_noticed_ms: int = 0
+    former_ttls: tuple[tuple[int, int], ...] = ()
     log_id: str = ""
 
     @property
@@ -131,7 +144,8 @@ class Position:
             "far": _sweep_of(document["far"]),
             "waiting": tuple(Waiting(**one) for one in document["waiting"]),
             "slots": tuple((slot, rows, first, second) for slot, rows, first, second in document["slots"]),
-            "again": tuple((start, end) for start, end in document["again"]),
+            "again": tuple(Again(**one) for one in document["again"]),
+            "former_ttls": tuple((ttl_s, noticed_ms) for ttl_s, noticed_ms in document["former_ttls"]),
         }
         return Position(**{**document, **parts})
 
@@ -140,7 +154,7 @@ class Position:
         """Begin to read a log at a write time, or a little earlier: so the first slot is whole, if the log has all of
         it. Older write times that arrive from then on are found by far sweeps."""
         start_ms = max(start_ms // SLOT_MS * SLOT_MS, min(start_ms, kept_from_ms))
-        sweep = Sweep(start_ms, start_ms)
+        sweep = Sweep(start_ms, start_ms, ended_ms=start_ms)
         return Position(start_ms, tuple(sorted(known)), sweep, sweep, window_ms, begin_ms=start_ms)
 
     def with_ttl(self, ttl_s: int, now_ms: int) -> Position:
@@ -148,14 +162,26 @@ class Position:
 
         :param ttl_s: s; 0: none
         """
-        far, noticed_ms = self.far, self.ttl_noticed_ms
-        # Far sweeps reckon by the TTL when a row arrived: the one that has all rows of before must be over.
-        has_swept = not ttl_s or (far.began_ms >= noticed_ms and far.next_ms is None)
-        is_over = noticed_ms and self.until_ms >= noticed_ms and has_swept
-        if ttl_s == self.ttl_s or is_over:
-            return replace(self, ttl_s=ttl_s, ttl_noticed_ms=0)
-        smallest_s = min(filter(None, (self.ttl_s, ttl_s)))
-        return replace(self, ttl_s=smallest_s, ttl_noticed_ms=self.ttl_noticed_ms or now_ms)
+        former = self.former_ttls
+        if ttl_s != self.ttl_s and self.ttl_s:
+            former = (*former, (self.ttl_s, now_ms))
+        left = tuple((one, at_ms) for one, at_ms in former if one != ttl_s and not self._has_all_of(at_ms))
+        return replace(self, ttl_s=ttl_s, former_ttls=left)
+
+    def _has_all_of(self, moment_ms: int) -> bool:
+        """Tell whether all is read that had arrived until a moment, rows with old timestamps included."""
+        far_has = self.far.next_ms is None and self.far.began_ms >= moment_ms + 2 * ARRIVAL_MARGIN_MS
+        return far_has and self.until_ms >= moment_ms
+
+    @property
+    def ttls_s(self) -> tuple[int, ...]:
+        """The TTLs that log rows may have which are not read yet, s, the present one first; without it if it is 0."""
+        return tuple(dict.fromkeys(filter(None, (self.ttl_s, *(one for one, _ in reversed(self.former_ttls))))))
+
+    def expired_ms(self, now_ms: int) -> int:
+        """Return the moment, ms since the epoch, before which rows must have arrived to be forgotten by now; 0: none
+        are."""
+        return now_ms - 1000 * min(self.ttls_s) if self.ttls_s else 0
 
 
 def _sweep_of(document: dict[str, Any]) -> Sweep:
@@ -173,7 +199,8 @@ class Piece:
     :ivar kind: a ``window``; a step of a ``near`` sweep, whose rows are only summed up, or of a ``far`` one; or what is
         read ``again``
     :ivar arrived_from_ms: of a far sweep: only rows that arrived then or later; ``arrived_until_ms``: and before this
-    :ivar compared_from_ms: of a far sweep: write time from which on near sweeps look
+    :ivar compared_from_ms: of a far sweep: write time from which on near sweeps look; ``late_ms``: so long after its
+        write time a row there must have arrived at least
     """
 
     generation_ms: int
@@ -183,6 +210,7 @@ class Piece:
     arrived_from_ms: int = 0
     arrived_until_ms: int = 0
     compared_from_ms: int = 0
+    late_ms: int = 0
 
 
 @dataclass(frozen=True)
@@ -193,6 +221,7 @@ class Rules:
     :ivar window_ms: shortest window
     :ivar near_ms: time between two sweeps of the last ``reach_ms``; ``far_ms``: of everything
     :ivar far_of_all: whether rows may come late in any generation (tablets); False: only where it operated lately
+    :ivar skew_ms: how far a node's clock may be from the others'
     """
 
     confidence_ms: int
@@ -201,6 +230,7 @@ class Rules:
     reach_ms: int
     far_ms: int
     far_of_all: bool = False
+    skew_ms: int = 0
 
 
 def window_end(position: Position, now_ms: int, rules: Rules) -> int | None:
@@ -231,7 +261,7 @@ def noticed(position: Position, described: Sequence[Interval]) -> Position:
     :param described: intervals of all that have streams
     """
     late = [
-        (first, last)
+        Again(first, last, first)
         for one in described
         if one.start_ms not in position.known
         and (first := max(one.start_ms, position.begin_ms)) < (last := _last_ms(one, position.until_ms))
@@ -245,15 +275,15 @@ def _last_ms(generation: Interval, end_ms: int) -> int:
 
 def again_end(position: Position) -> int:
     """Return how far the first part that is read again is read in one step, ms."""
-    start_ms, end_ms = position.again[0]
-    return min(end_ms, start_ms + position.again_ms)
+    first = position.again[0]
+    return min(first.end_ms, first.start_ms + position.again_ms)
 
 
 def again_pieces(position: Position, generations: Sequence[Interval]) -> list[Piece]:
     """Return what to read again in one step: the begin of the first part."""
     if not position.again:
         return []
-    start_ms, end_ms = position.again[0][0], again_end(position)
+    start_ms, end_ms = position.again[0].start_ms, again_end(position)
     found = ((one.start_ms, max(one.start_ms, start_ms), _last_ms(one, end_ms)) for one in generations)
     return [Piece(time_ms, first, last, "again") for time_ms, first, last in found if first < last]
 
@@ -262,9 +292,9 @@ def was_read_again(position: Position, rows: int) -> Position:
     """Return the position after a step of what is read again, which had so many rows."""
     if not position.again:
         return position
-    (start_ms, end_ms), reached_ms = position.again[0], again_end(position)
-    left = ((reached_ms, end_ms),) if reached_ms < end_ms else ()
-    again_ms = grown(reached_ms - start_ms, rows, min(position.again_ms, SLOT_MS))
+    first, reached_ms = position.again[0], again_end(position)
+    left = (Again(reached_ms, first.end_ms, max(first.since_ms, reached_ms)),) if reached_ms < first.end_ms else ()
+    again_ms = grown(reached_ms - first.start_ms, rows, min(position.again_ms, SLOT_MS))
     return replace(position, again=(*left, *position.again[1:]), again_ms=again_ms)
 
 
@@ -297,7 +327,8 @@ def due(position: Position, now_ms: int, rules: Rules, first_ms: int) -> Positio
     near, far = position.near, position.far
     if near.next_ms is None and now_ms - near.began_ms >= rules.near_ms:
         begin_ms = max(_near_from_ms(position, rules), _compared_from_ms(position))
-        near = Sweep(now_ms, near.began_ms, begin_ms if begin_ms < _compared_until(position) else None, near.window_ms)
+        next_ms = begin_ms if begin_ms < compared_until(position) else None
+        near = Sweep(now_ms, near.began_ms, next_ms, near.window_ms, ended_ms=near.ended_ms)
     if far.next_ms is None and rules.far_ms and now_ms - far.began_ms >= rules.far_ms:
         far = Sweep(now_ms, far.began_ms, first_ms, far.window_ms)
     return replace(position, near=near, far=far)
@@ -306,14 +337,14 @@ def due(position: Position, now_ms: int, rules: Rules, first_ms: int) -> Positio
 def late_ms(rules: Rules) -> int:
     """Return how long after its write time a row comes at least that is for far sweeps, ms: near ones find all that
     come sooner."""
-    return max(0, rules.reach_ms - 2 * rules.near_ms - ARRIVAL_MARGIN_MS)
+    return max(0, rules.reach_ms - 2 * rules.near_ms - ARRIVAL_MARGIN_MS - rules.skew_ms)
 
 
 def _near_from_ms(position: Position, rules: Rules) -> int:
     """Return where the next near sweep begins, ms: also after a long stop it has all that came since the one before
-    began."""
+    began, and all that was never compared."""
     missed_ms = position.near.began_ms - late_ms(rules)
-    return min(position.until_ms - rules.reach_ms, missed_ms) // SLOT_MS * SLOT_MS
+    return min(position.until_ms - rules.reach_ms, missed_ms, position.near.ended_ms) // SLOT_MS * SLOT_MS
 
 
 def _compared_from_ms(position: Position) -> int:
@@ -321,7 +352,7 @@ def _compared_from_ms(position: Position) -> int:
     return -(-position.begin_ms // SLOT_MS) * SLOT_MS
 
 
-def _compared_until(position: Position) -> int:
+def compared_until(position: Position) -> int:
     """Return the end of the last slot that was read to its end, ms."""
     return position.until_ms // SLOT_MS * SLOT_MS
 
@@ -332,7 +363,7 @@ def near_end(position: Position) -> int:
     assert near.next_ms is not None
     end_ms = near.next_ms + near.window_ms
     whole_ms, slot_end_ms = end_ms // SLOT_MS * SLOT_MS, (near.next_ms // SLOT_MS + 1) * SLOT_MS
-    return min(whole_ms if whole_ms >= slot_end_ms else end_ms, _compared_until(position))
+    return min(whole_ms if whole_ms >= slot_end_ms else end_ms, compared_until(position))
 
 
 def far_end(position: Position) -> int:
@@ -359,8 +390,10 @@ def sweep_pieces(position: Position, generations: Sequence[Interval], rules: Rul
         if first < last:
             # What came while the sweep runs is for the next one, all of it: so nothing is taken twice.
             since_ms, until_ms = (at_ms - ARRIVAL_MARGIN_MS for at_ms in (far.before_ms, far.began_ms))
-            arrived = since_ms - ARRIVAL_ERROR_MS, until_ms + ARRIVAL_ERROR_MS
-            pieces.append(Piece(one.start_ms, first, last, "far", *arrived, _compared_from_ms(position)))
+            error_ms = ARRIVAL_ERROR_MS + rules.skew_ms
+            arrived = since_ms - error_ms, until_ms + error_ms
+            compared_from_ms = _compared_from_ms(position)
+            pieces.append(Piece(one.start_ms, first, last, "far", *arrived, compared_from_ms, late_ms(rules)))
     return pieces
 
 
@@ -387,12 +420,14 @@ def swept_near(position: Position, found: Sums, rows: int) -> Position:
     compared = range(begun, end_ms, SLOT_MS) if is_whole else ()
     other = [slot for slot in compared if known.get(slot, NO_SUMS) != found.get(slot, NO_SUMS)]
     known |= {slot: found.get(slot, NO_SUMS) for slot in other}
-    stepped = _stepped(near, end_ms, _compared_until(position), rows)
+    stepped = _stepped(near, end_ms, compared_until(position), rows)
+    ended_ms = near.ended_ms if stepped.next_ms is not None else end_ms
+    since_ms = near.before_ms - ARRIVAL_MARGIN_MS
     return replace(
         position,
-        near=replace(stepped, part=NO_SUMS if is_whole else found[begun]),
+        near=replace(stepped, part=NO_SUMS if is_whole else found[begun], ended_ms=ended_ms),
         slots=_slots(known),
-        again=(*position.again, *((slot, slot + SLOT_MS) for slot in other)),
+        again=(*position.again, *(Again(slot, slot + SLOT_MS, max(slot, since_ms)) for slot in other)),
     )
 
 

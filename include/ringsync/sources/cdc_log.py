@@ -59,7 +59,7 @@ class LogRead:
         return sum(map(len, self.pages))
 
     def decoded(
-        self, table: LogTable, log_ttl_s: int | None, *, clock_ahead_s: float = 0.0, take_incomplete: bool = False
+        self, table: LogTable, log_ttls_s: Sequence[int], *, clock_ahead_s: float = 0.0, take_incomplete: bool = False
     ) -> LogRows:
         """Decode the pages: :func:`ringsync.scylla.log_rows.decode_log`.
 
@@ -69,7 +69,7 @@ class LogRead:
             self.pages,
             table,
             read_at_s=[int(at_s + clock_ahead_s) for at_s in self.at_s],
-            log_ttl_s=log_ttl_s,
+            log_ttls_s=log_ttls_s,
             take_incomplete=take_incomplete,
             took_s=math.ceil(self.took_s),
         )

@@ -189,7 +189,7 @@ class ScyllaCdcLogReader(DataSourceReader):  # type: ignore[misc]
         reader = LogReader.open(cluster_settings(config), permits)
         reads = ((None, reader.begin(self._plan.log, *part)()) for part in partition.parts)
         for _, read in joined(reads):
-            found = read.decoded(self._plan.log, self._plan.ttl_s)
+            found = read.decoded(self._plan.log, [self._plan.ttl_s] if self._plan.ttl_s else [])
             if found.errors.num_rows and not (self._wants_problems or self._skips_damage):
                 first = found.errors.slice(0, 1).to_pylist()[0]
                 raise LogDamagedError(f"{first['file']}: {first['reason']}; damage=skip leaves such rows out")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -101,11 +102,15 @@ class FollowedTable:
 
 
 class FollowedLogs:
-    """Looks at the cluster, and remembers what has not changed."""
+    """Looks at the cluster, and remembers what has not changed.
 
-    def __init__(self, config: Config, store: ObjectStore, session: Any) -> None:
+    :param before: the status of a run that ended a moment ago; empty: nobody has watched the cluster
+    """
+
+    def __init__(self, config: Config, store: ObjectStore, session: Any, before: Mapping[str, Any]) -> None:
         self._config, self._store, self._session = config, store, session
-        self._agree = Agreement(session, time.monotonic)
+        self._agree = Agreement(session, time.time, before.get("silent_since_s", {}))
+        self._has_watched = bool(before)
         self._version = ""
         self._schema: Schema = Schema(())
         self._options: Mapping[str, CdcOptions] = {}
@@ -164,23 +169,31 @@ class FollowedLogs:
         """Tell whether there is a table."""
         return table_id in self._ids
 
-    def rules(self, table: FollowedTable) -> Rules:
-        """Return how a table's log is read."""
-        config = self._config.scylla
-        far_ms = min(config.far_sweep_ms, 500 * table.ttl_s)
+    def rules(self, table: FollowedTable, ttls_s: Sequence[int]) -> Rules:
+        """Return how a table's log is read.
+
+        :param ttls_s: TTLs that its rows may have, s; empty: none ever expires, and nothing tells when one arrived
+        """
+        config, ttl_ms = self._config.scylla, 1000 * min(ttls_s, default=0)
+        digests_ms = 3_600_000 * self._config.sync.digest_retention_h
+        # What is found must neither have expired, nor be unknown though it was published. And three sweeps at least
+        # see each write time: rows between two of them are too early for far sweeps.
+        reach_ms = min(config.near_reach_ms, digests_ms * 7 // 8, ttl_ms * 3 // 4 or math.inf)
+        near_ms, far_ms = min(config.near_sweep_ms, reach_ms // 3), min(config.far_sweep_ms, ttl_ms // 2)
         confidence_ms = config.confidence_ms + round(self.skew_ms)
         # All tables together ask no more than so often; their windows become longer instead.
         all_requests_ms = 1000 * sum(self._requests.values()) // config.queries_per_s
         window_ms = max(config.window_ms, min(all_requests_ms, LONGEST_ROUND_MS))
-        sweeps = (config.near_sweep_ms, config.near_reach_ms, far_ms)
-        return Rules(confidence_ms, window_ms, *sweeps, far_of_all=table.has_tablets)
+        sweeps = int(near_ms), int(reach_ms), far_ms
+        return Rules(confidence_ms, window_ms, *sweeps, far_of_all=table.has_tablets, skew_ms=round(self.skew_ms))
 
     def status(self) -> dict[str, Any]:
         """Return what is known of generations and clocks, for ``cdcservice status``."""
         return {
             "generations": len({time_ms for streams, time_ms in self._generations if streams.table is None}),
             "empty_generations_ms": sorted(self._empty),
-            "clock_skew_ms": round(self.skew_ms),
+            "clock_skew_ms": round(abs(self.clock_ahead_ms) + self.skew_ms),
+            "silent_since_s": self._agree.silent_since_s,
             "requests_of_a_round": sum(self._requests.values()),
         }
 
@@ -204,7 +217,8 @@ class FollowedLogs:
                 except NO_ANSWER:
                     continue  # nobody writes to it, either, or the next look tells
         if offsets:
-            self.clock_ahead_ms, self.skew_ms = sum(offsets) / len(offsets), max(map(abs, offsets))
+            self.clock_ahead_ms = mean_ms = sum(offsets) / len(offsets)
+            self.skew_ms = max(abs(offset_ms - mean_ms) for offset_ms in offsets)
         self._clocks_s = time.monotonic()
 
     def _table(self, table_id: str, base: TableSchema, ends_ms: int | None) -> FollowedTable:
@@ -245,9 +259,11 @@ class FollowedLogs:
         return next((one for one in every if (one.keyspace, one.name) == names), None)
 
     def _left(self, table_id: str, position: Position, now_ms: int) -> FollowedTable | None:
-        """Return a table that has left the plan, until its log is read to the end; None: it is, or is gone."""
-        ends_ms = position.ends_ms or self._left_ms.setdefault(table_id, now_ms + LEEWAY_MS)
+        """Return a table that has left the plan, until its log is read to the end; None: it is, or is gone. After a
+        time without us that is looked at anew: cdc may have been on meanwhile."""
         there = next((one for one in self._schema.tables if one.table_id == table_id), None)
+        has_ended = position.ends_ms if self._has_watched or there is None or self._log_of(there) is None else None
+        ends_ms = has_ended or self._left_ms.setdefault(table_id, now_ms + LEEWAY_MS)
         is_done = position.until_ms >= ends_ms and not position.waiting and not position.again
         return None if is_done or there is None else self._table(table_id, there, ends_ms)
 

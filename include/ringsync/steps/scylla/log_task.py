@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from ringsync.cluster.control import ControlAddress, ControlClient
 from ringsync.cluster.limits import Permits
-from ringsync.compiled.arrow import Integers, Mask, array_of, integers
+from ringsync.compiled.arrow import Mask, array_of, integers
 from ringsync.config import Config
 from ringsync.cql.murmur3 import murmur3_128
 from ringsync.formats.commitlog.reader import ERROR_ROWS
@@ -24,7 +24,7 @@ from ringsync.ledger import staging
 from ringsync.scylla.log_rows import MOST_BYTES as DECODED_BYTES
 from ringsync.scylla.log_rows import UNKNOWN_ARRIVAL, LogGroups, LogRows
 from ringsync.scylla.log_schema import LogTable
-from ringsync.scylla.progress import NO_SUMS, SLOT_MS, Kind, Piece, Rules, SlotSums, Waiting, added, late_ms
+from ringsync.scylla.progress import NO_SUMS, SLOT_MS, Kind, Piece, SlotSums, Waiting, added
 from ringsync.sources.cdc_log import LogRead, LogReader, joined
 from ringsync.steps.application import plain
 from ringsync.steps.stage.staged_files import Destination, StagedFiles, StagedTable, Windows
@@ -77,7 +77,7 @@ class LogWork:
     :ivar only: of a group that waited: its ``cdc$time``; all other rows were staged before
     :ivar patient: whether a group that is not complete waits; False: it has waited long enough
     :ivar alone: whether nothing else is read meanwhile, since there is so much of it
-    :ivar other_ttl_s: of a far sweep: the log had this TTL a while ago, s; 0: it had the present one
+    :ivar ttls_s: TTLs that the log rows may have, s, the present one first; empty: they stay for ever
     """
 
     table: int
@@ -87,7 +87,7 @@ class LogWork:
     only: bytes | None = None
     patient: bool = True
     alone: bool = False
-    other_ttl_s: int = 0
+    ttls_s: tuple[int, ...] = ()
 
     def without_streams(self) -> LogWork:
         """Return what is to be done with all rows alike, of whatever stream they are."""
@@ -173,7 +173,6 @@ class LogTask:
     windows: Windows
     control: ControlAddress
     commit: int
-    rules: Rules
     clock_ahead_ms: float = 0.0
 
     def __call__(self, works: Iterable[LogWork]) -> Iterator[LogResult]:
@@ -304,8 +303,8 @@ def _is_shortest(piece: Piece) -> bool:
 
 
 def _decoded(task: LogTask, work: LogWork, read: LogRead, *, take_incomplete: bool) -> LogRows:
-    table, clock_ahead_s = task.tables[work.table], task.clock_ahead_ms / 1000
-    return read.decoded(table.log, table.ttl_s, clock_ahead_s=clock_ahead_s, take_incomplete=take_incomplete)
+    log, clock_ahead_s = task.tables[work.table].log, task.clock_ahead_ms / 1000
+    return read.decoded(log, work.ttls_s, clock_ahead_s=clock_ahead_s, take_incomplete=take_incomplete)
 
 
 def _taken(task: LogTask, work: LogWork, read: LogRead, found: LogRows, result: TableResult) -> pa.RecordBatch:
@@ -320,11 +319,11 @@ def _taken(task: LogTask, work: LogWork, read: LogRead, found: LogRows, result: 
         # Whatever else is there when it is read once more is new, be it the rest of a group.
         add_sums(result.sums[kind], groups)
     if kind == "far":
-        wanted = _came_late(task, work, found, read.took_s)
+        wanted = _came_late(work.piece, found, read.took_s)
         held &= _late_groups(task, work, read) if held.any() else False
     elif kind == "near":
         wanted[:], held[:] = False, False
-    now_ms = int(time.time() * 1000)
+    now_ms = int(time.time() * 1000 + task.clock_ahead_ms)
     for place in np.flatnonzero(held).tolist():
         stream, moment = groups.stream[place].tobytes().hex(), groups.time[place].tobytes().hex()
         result.waiting.append(Waiting(work.piece.generation_ms, stream, moment, now_ms))
@@ -340,28 +339,24 @@ def _taken(task: LogTask, work: LogWork, read: LogRead, found: LogRows, result: 
 def _late_groups(task: LogTask, work: LogWork, read: LogRead) -> Mask:
     """Tell which groups came late, complete or not; of half a range deletion, nothing says when it came."""
     found = _decoded(task, work, read, take_incomplete=True)
-    late, count = found.group[_came_late(task, work, found, read.took_s)], len(found.groups)
+    late, count = found.group[_came_late(work.piece, found, read.took_s)], len(found.groups)
     is_late, has_arrival = (np.bincount(of, minlength=count) > 0 for of in (late, found.group))
     return np.asarray(is_late | ~has_arrival)
 
 
-def _came_late(task: LogTask, work: LogWork, found: LogRows, took_s: float) -> Mask:
-    """Tell which rows of a far sweep came so late that the near ones have missed them, and after the sweep before."""
-    late = _came_late_by(task, work.piece, found, found.arrival_s * 1000, took_s)
-    if work.other_ttl_s:
-        # A row that was logged with the TTL of before has arrived at another time. By the wrong one it is taken twice.
-        later_ms = 1000 * ((task.tables[work.table].ttl_s or 0) - work.other_ttl_s)
-        late |= _came_late_by(task, work.piece, found, found.arrival_s * 1000 + later_ms, took_s)
-    return np.asarray(late & (found.arrival_s != UNKNOWN_ARRIVAL))
-
-
-def _came_late_by(task: LogTask, piece: Piece, found: LogRows, earliest_ms: Integers, took_s: float) -> Mask:
-    times_ms = integers(found.rows["position"]) // 1000
-    # The time that is left of a TTL has no fractions, and is of a moment while the request was under way.
-    latest_ms = earliest_ms + 999 + math.ceil(1000 * took_s)
+def _came_late(piece: Piece, found: LogRows, took_s: float) -> Mask:
+    """Tell which rows of a far sweep came so late that the near ones have missed them, and after the sweep before.
+    While rows may have several TTLs, each tells of another arrival: by a wrong one a row may be taken twice."""
+    times_ms, late = integers(found.rows["position"]) // 1000, np.zeros(found.rows.num_rows, np.bool_)
     is_compared = times_ms >= piece.compared_from_ms
-    from_ms = np.maximum(piece.arrived_from_ms, times_ms + np.where(is_compared, late_ms(task.rules), 0))
-    return np.asarray((latest_ms >= from_ms) & (earliest_ms < piece.arrived_until_ms))
+    from_ms = np.maximum(piece.arrived_from_ms, times_ms + np.where(is_compared, piece.late_ms, 0))
+    for arrivals_s in found.arrivals_s:
+        earliest_ms = arrivals_s * 1000
+        # The time that is left of a TTL has no fractions, and is of a moment while the request was under way.
+        latest_ms = earliest_ms + 999 + math.ceil(1000 * took_s)
+        is_known = arrivals_s != UNKNOWN_ARRIVAL
+        late |= is_known & (latest_ms >= from_ms) & (earliest_ms < piece.arrived_until_ms)
+    return late
 
 
 def add_sums(sums: dict[int, SlotSums], groups: LogGroups) -> None:

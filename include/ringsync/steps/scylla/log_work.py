@@ -17,9 +17,12 @@ from ringsync.scylla.progress import (
     Rules,
     Waiting,
     advanced,
+    again_end,
     again_pieces,
+    compared_until,
     due,
     far_end,
+    near_end,
     noticed,
     summed,
     sweep_pieces,
@@ -37,6 +40,8 @@ PATIENCE_MS = 300_000
 
 SHORTER = 8
 """How many times shorter the next step is after one with too many rows."""
+
+_SEARCHES: frozenset[Kind] = frozenset({"near", "far", "again"})
 
 WANTED_BYTES = MOST_BYTES // 4
 """Bytes that the largest request of a step should have: more make the next one shorter."""
@@ -111,8 +116,8 @@ class Planned:
         if "window" in found.missed:
             return []
         lost = self._unread_of_window(now_ms)
-        if "far" not in found.missed | self.resting and self.table.log is not None:
-            lost += self._unread_of_sweep(now_ms)
+        for kind in _SEARCHES - found.missed - self.resting if self.table.log is not None else ():
+            lost += self._expired_before(kind, self.position.expired_ms(now_ms))
         return [(first, last) for first, last in lost if first < last]
 
     def _unread_of_window(self, now_ms: int) -> list[tuple[int, int]]:
@@ -120,25 +125,34 @@ class Planned:
         known; and all of it if the log is gone, or is another one."""
         if self.end_ms is None:
             return []
-        start_ms = self.position.until_ms
+        start_ms, waited_ms = self.position.until_ms, self.position.waiting_from_ms
+        held_ms = start_ms if waited_ms is None else min(start_ms, waited_ms)
         if self.table.log is None:
-            waited_ms = self.position.waiting_from_ms
-            held = [start for start, _ in self.position.again] + ([] if waited_ms is None else [waited_ms])
-            return [(min(start_ms, *held, self.end_ms), self.end_ms)]
+            return [(min([held_ms, *(one.start_ms for one in self.position.again), self.end_ms]), self.end_ms)]
         if self.is_other_log:
-            return [(start_ms, now_ms)]
-        found = [(start_ms, min(self.table.kept_from_ms(self.position.ttl_s, now_ms), self.end_ms))]
+            return [(held_ms, now_ms)]
+        kept_from_ms = self.table.kept_from_ms(min(self.position.ttls_s, default=0), now_ms)
+        found = [(held_ms, min(kept_from_ms, self.end_ms))]
         for generation, interval in zip(self.table.generations, self.table.intervals, strict=True):
             if not generation.ranges:
                 end_ms = self.end_ms if interval.end_ms is None else min(self.end_ms, interval.end_ms)
                 found.append((max(interval.start_ms, found[-1][1], start_ms), end_ms))
         return found
 
-    def _unread_of_sweep(self, now_ms: int) -> list[tuple[int, int]]:
-        """Return when rows with an old timestamp arrived that may have expired before the far sweep that ends now."""
-        far, ttl_ms = self.position.far, 1000 * self.position.ttl_s
-        ends = far.next_ms is not None and far_end(self.position) >= self.position.until_ms
-        return [(far.before_ms - ARRIVAL_MARGIN_MS, now_ms - ttl_ms)] if ends and ttl_ms else []
+    def _expired_before(self, kind: Kind, expired_ms: int) -> list[tuple[int, int]]:
+        """Return when rows arrived, or which were written, that may have expired before they were searched: by the
+        sweep that ends now, or the step of what is read again."""
+        position = self.position
+        if kind == "again":
+            part = position.again[0] if position.again else None
+            # Of streams that were never read all is missing, of other parts what came late.
+            is_new = part is not None and part.since_ms <= part.start_ms
+            return [(part.since_ms, min(expired_ms, again_end(position)) if is_new else expired_ms)] if part else []
+        sweep = position.near if kind == "near" else position.far
+        end = near_end if kind == "near" else far_end
+        until_ms = compared_until(position) if kind == "near" else position.until_ms
+        is_over = sweep.next_ms is not None and end(position) >= until_ms
+        return [(sweep.before_ms - ARRIVAL_MARGIN_MS, expired_ms)] if is_over else []
 
     @property
     def is_other_log(self) -> bool:
@@ -180,10 +194,10 @@ def plan_work(
     sweeps = (*sweep_pieces(position, table.intervals, rules), *again_pieces(position, table.intervals))
     pieces = window_pieces(position, end_ms, table.intervals) if end_ms is not None else []
     pieces += [piece for piece in sweeps if piece.kind not in resting]
-    other_ttl_s = position.ttl_s if position.ttl_s != table.ttl_s else 0
-    works = [work for piece in pieces for work in _works(table, place, piece, other_ttl_s)]
+    works = [work for piece in pieces for work in _works(table, place, piece)]
     if end_ms is not None or table.ends_ms is not None:
         works += [_of_waiting(one, place, now_ms) for one in position.waiting]
+    works = [replace(work, ttls_s=position.ttls_s) for work in works]
     return Planned(table, position, rules, end_ms, tuple(works), frozenset(resting))
 
 
@@ -200,9 +214,9 @@ def _described(end_ms: int | None, position: Position, table: FollowedTable) -> 
     return end_ms if end_ms > position.until_ms else None
 
 
-def _works(table: FollowedTable, place: int, piece: Piece, other_ttl_s: int) -> Iterator[LogWork]:
+def _works(table: FollowedTable, place: int, piece: Piece) -> Iterator[LogWork]:
     for streams, endpoints in table.requests[piece.generation_ms]:
-        yield LogWork(place, piece, streams, endpoints, other_ttl_s=other_ttl_s)
+        yield LogWork(place, piece, streams, endpoints)
 
 
 def _of_waiting(one: Waiting, place: int, now_ms: int) -> LogWork:

@@ -48,6 +48,9 @@ LONGEST_WAIT_MS, REST = 60_000, 10
 """Longest time after which a table that fails is tried again; of a sweep, so many times what a try takes, if that is
 more."""
 
+WAITED_LONG_MS = 60_000
+"""Time for which nodes may disagree about the schema before the loop's status has it as an error."""
+
 FAILED_LONG_MS = 300_000
 """Time after which a table that fails no longer holds up the closing of buckets: its rows will be late ones."""
 
@@ -84,7 +87,7 @@ def run(application: Application) -> tuple[Report, ExitCode]:
         error = None
         for _ in loop.cycles(store, run_s, config.sync.poll_interval_ms / 1000):
             error = patience.tried(stager.cycle)
-            loop.put_status(store, "scylla_log_stage", STATUS, {**stager.status(), "error": error})
+            loop.put_status(store, "scylla_log_stage", STATUS, {**stager.status(), "error": error or stager.waits})
     report = {**stager.report(), **({"error": error} if error else {})}
     return report, ExitCode.COMPLETED_WITH_ERRORS if error or stager.is_failing else ExitCode.OK
 
@@ -117,18 +120,19 @@ class LogStager:
     ) -> None:
         self._config, self._store, self._session = config, store, session
         self._context, self._control, self._errors = context, control, errors
-        self._followed = FollowedLogs(config, store, session)
         self._plan: SyncPlan | None = None
         self._number, self._positions = read_positions(store)
         self._trouble: dict[tuple[str, Kind], TableTrouble] = {}
         # A new run goes on counting how long tables have failed.
         before = read_status(store, f"scylla_log_stage/{STATUS}")
-        lately = before is not None and 1000 * age_s(before, time.time()) < FAILED_LONG_MS
+        lately = before if before is not None and 1000 * age_s(before, time.time()) < FAILED_LONG_MS else {}
+        self._followed = FollowedLogs(config, store, session, lately)
         self._failing_before: dict[str, int] = {
             log["table_id"]: log["failing_since_ms"]
-            for log in (before["logs"].values() if before and lately else ())
+            for log in lately.get("logs", {}).values()
             if log.get("failing_since_ms")
         }
+        self._waits: TableTrouble | None = None
         self._names: dict[str, str] = {}
         self._looked = False
         self._counts: Counter[str] = Counter()
@@ -143,10 +147,14 @@ class LogStager:
         elif _now_ms() < self._rests_until_ms:
             return
         try:
-            tables = self._followed.look(self._plan, self._positions, _now_ms())
+            tables = self._followed.look(self._plan, self._positions, self._cluster_ms())
         except NotYetError as error:
-            print(f"ringsync: warning: {error}", flush=True)
+            if self._waits is None:
+                print(f"ringsync: warning: {error}", flush=True)
+            since_ms = self._waits.since_ms if self._waits else _now_ms()
+            self._waits = TableTrouble(str(error), since_ms)
             return
+        self._waits = None
         self._names, self._looked = {table.table_id: table.name for table in tables}, True
         self._trouble = {key: one for key, one in self._trouble.items() if key[0] in self._names}
         for table in tables:
@@ -157,7 +165,7 @@ class LogStager:
         read = [table for table in tables if table.log is not None]
         planned = [self._planned(table, place, now_ms) for place, table in enumerate(read)]
         ended = [
-            plan_end(table, self._positions[table.table_id], self._followed.rules(table))
+            plan_end(table, self._positions[table.table_id], self._followed.rules(table, ()))
             for table in tables
             if table.log is None
         ]
@@ -167,11 +175,16 @@ class LogStager:
         self._rests_until_ms = self._rest(planned, now_ms)
 
     def _planned(self, table: FollowedTable, place: int, now_ms: int) -> Planned:
-        position = self._positions.get(table.table_id) or self._followed.begin(table, now_ms)
-        position = replace(position.with_ttl(table.ttl_s, now_ms), ends_ms=table.ends_ms)
+        cluster_ms = self._cluster_ms()
+        position = self._positions.get(table.table_id) or self._followed.begin(table, cluster_ms)
+        position = replace(position.with_ttl(table.ttl_s, cluster_ms), ends_ms=table.ends_ms)
         resting = [kind for kind in get_args(Kind) if self._rests(table.table_id, kind, now_ms)]
-        rules = self._followed.rules(table)
-        return plan_work(table, position, place, now_ms, rules, resting=resting)
+        rules = self._followed.rules(table, position.ttls_s)
+        return plan_work(table, position, place, cluster_ms, rules, resting=resting)
+
+    def _cluster_ms(self) -> int:
+        """Return the time by the clock of the cluster, ms since the epoch: by it rows are written, and arrive."""
+        return _now_ms() + round(self._followed.clock_ahead_ms)
 
     def _rests(self, table_id: str, kind: Kind, now_ms: int) -> bool:
         """Tell whether a table is not to be tried now: one that fails makes all others wait for its requests."""
@@ -192,7 +205,7 @@ class LogStager:
             is_busy = any(
                 going is not None and not self._rests(table_id, kind, now_ms) for kind, going in sweeping.items()
             )
-            next_ms = position.until_ms + one.rules.confidence_ms + one.rules.window_ms
+            next_ms = position.until_ms + one.rules.confidence_ms + one.rules.window_ms - self._cluster_ms() + _now_ms()
             at_ms = min(at_ms, now_ms if is_busy else next_ms)
         return at_ms
 
@@ -214,7 +227,6 @@ class LogStager:
             Windows(newest, closed_until(self._store)),
             self._control.address,
             self._number + 1,
-            self._followed.rules(tables[0]),
             self._followed.clock_ahead_ms,
         )
         # Neighbours are dealt out: the streams of one table are spread over the tasks.
@@ -232,7 +244,7 @@ class LogStager:
         positions = {table_id: one for table_id, one in self._positions.items() if self._followed.is_there(table_id)}
         for one in planned:
             table_id, result = one.table.table_id, found[one.table.table_id]
-            for gap in one.unread(_now_ms(), result):
+            for gap in one.unread(self._cluster_ms(), result):
                 self._note_gap(one.table, *gap)
             if table_id not in failed or result.too_many:
                 positions[table_id] = one.taken(result)
@@ -296,25 +308,32 @@ class LogStager:
         self._trouble[table_id, kind] = TableTrouble(reason, since_ms, tries, now_ms + wait_ms)
 
     @property
+    def waits(self) -> str | None:
+        """Why nothing has been read for a while; None: all goes on."""
+        waits = self._waits
+        is_long = waits is not None and _now_ms() - waits.since_ms >= WAITED_LONG_MS
+        return waits.reason if waits is not None and is_long else None
+
+    @property
     def is_failing(self) -> bool:
         """Whether a table could not be read when that was last tried."""
         return bool(self._trouble)
 
     def status(self) -> dict[str, Any]:
         """Return how far each table's log is read, for ``cdcservice status``."""
-        now_ms, logs = _now_ms(), {}
+        now_ms, cluster_ms, logs = _now_ms(), self._cluster_ms(), {}
         # Before the first look, a backlog must not be taken for nothing.
         clear_at_ms = now_ms if self._looked else min((one.until_ms for one in self._positions.values()), default=0)
         for table_id, name in self._names.items():
             position, trouble = self._positions.get(table_id), self._trouble.get((table_id, "window"))
             of_sweeps = [one for (of, kind), one in self._trouble.items() if of == table_id and kind != "window"]
             until_ms = position.until_ms if position else 0
-            is_long = trouble is not None and now_ms - trouble.since_ms >= FAILED_LONG_MS
-            if not is_long:
+            is_failing_long = trouble is not None and now_ms - trouble.since_ms >= FAILED_LONG_MS
+            if not is_failing_long:
                 clear_at_ms = min(clear_at_ms, until_ms)
             logs[name] = {
                 "until_ms": until_ms,
-                "behind_ms": now_ms - until_ms if position else None,
+                "behind_ms": cluster_ms - until_ms if position else None,
                 "waiting": len(position.waiting) if position else 0,
                 "waiting_from_ms": position.waiting_from_ms if position else None,
                 "error": trouble.reason if trouble else None,

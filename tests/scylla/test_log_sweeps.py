@@ -1,0 +1,201 @@
+"""What sweeps owe, in the default configuration: rows that come late are staged, or a gap is told.
+
+The rows of the model expire by their own TTL, and become readable when they arrive.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ringsync.config.sections import Scylla
+from ringsync.ledger.staging import CDC_LOGS, commit_keys, decode_rows, get_commit, read_block
+from ringsync.scylla.progress import Rules
+from ringsync.steps.scylla.followed_logs import FollowedLogs, FollowedTable
+from tests.scylla.test_log_stager import CELLS_TTL_S, MINUTE, NOW, Cluster, Row, Sync, generation
+from tests.scylla.test_log_task import HOUR, TTL_S
+
+ONLY = generation(NOW - 400 * HOUR, 1)
+(STREAM,) = (stream.data for stream in ONLY.streams)
+
+
+class Log(Cluster):
+    """A log of one stream that is read by the rules of the default configuration.
+
+    :ivar settings: what differs from it
+    """
+
+    settings: Scylla = Scylla()
+
+    def rules(self, table: FollowedTable, ttls_s: Sequence[int]) -> Rules:
+        config = SimpleNamespace(scylla=self.settings, sync=SimpleNamespace(digest_retention_h=4.0))
+        asked: Any = SimpleNamespace(_config=config, _requests={}, skew_ms=0.0)
+        return FollowedLogs.rules(asked, table, ttls_s)
+
+    def add(self, count: int, arrived_ms: Callable[[int], int], late_ms: int, ttl_s: int | None = None) -> None:
+        """Let rows arrive late."""
+        for number in range(count):
+            at_ms, ck = arrived_ms(number), len(self.rows)
+            self.rows.append(Row(STREAM, at_ms - late_ms, ck, at_ms, at_ms, self.ttl_s if ttl_s is None else ttl_s))
+
+
+@pytest.fixture
+def sync_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Log], Sync]:
+    return lambda log: Sync(tmp_path / "lake", log, monkeypatch)
+
+
+def log_of(**more: Any) -> Log:
+    return Log([ONLY], has_from_ms=None, **more)
+
+
+def staged(sync: Sync) -> Counter[int]:
+    """How often each row was staged, by its ``ck``: also as a late one."""
+    found = sync.staged()
+    for key in commit_keys(sync.store, CDC_LOGS):
+        for late in get_commit(sync.store, key).late:
+            found.update(
+                int.from_bytes(one[-4:], "big") for one in decode_rows(sync.store.get(late))["clustering"].to_pylist()
+            )
+    return found
+
+
+def is_told(sync: Sync, row: Row) -> bool:
+    """Whether a gap has the row, by its write time or its arrival."""
+    assert row.arrived_ms is not None
+    times = (row.time_ms, row.arrived_ms)
+    return any(since - MINUTE <= at <= until + MINUTE for since, until in sync.gaps() for at in times)
+
+
+def lost(sync: Sync, log: Log) -> list[Row]:
+    found = staged(sync)
+    return [row for row in log.rows if row.ck not in found and not is_told(sync, row)]
+
+
+@pytest.mark.parametrize("hours", [1, 3, 12])
+@pytest.mark.parametrize("has_stopped", [True, False], ids=["stopped", "unreadable"])
+def test_a_slot_that_was_half_read_is_compared_after_a_stop(
+    sync_of: Callable[[Log], Sync], hours: int, has_stopped: bool
+) -> None:
+    sync = sync_of(log := log_of())
+    sync.run(120, step_ms=MINUTE)
+    base_ms = log.now_ms
+    log.add(360, lambda number: base_ms - 19 * MINUTE + number * 5_000, MINUTE)
+    sync.run(8.5)
+    assert sync.position.until_ms % (5 * MINUTE), "a slot is half read"
+    if has_stopped:
+        log.now_ms += hours * HOUR
+        sync.start()
+    else:
+        log.failing = lambda *_: True
+        sync.run(60 * hours, step_ms=MINUTE)
+        log.failing = lambda *_: False
+    sync.run(240, step_ms=30_000)
+    sync.run(20 * 60, step_ms=5 * MINUTE)
+    assert staged(sync).keys() == {row.ck for row in log.rows}
+    assert not sync.gaps()
+
+
+@pytest.mark.parametrize("ttl_s", [1800, 3600, TTL_S])
+def test_near_sweeps_are_as_frequent_as_the_ttl_demands(sync_of: Callable[[Log], Sync], ttl_s: int) -> None:
+    sync = sync_of(log := log_of(ttl_s=ttl_s, begin_ms=NOW - 5 * MINUTE))
+    log.add(180, lambda number: NOW + 25 * MINUTE + number * 2 * MINUTE, 5 * MINUTE)
+    sync.run(9 * 60, step_ms=30_000)
+    assert staged(sync).keys() == {row.ck for row in log.rows}
+    assert not sync.gaps()
+
+
+def test_what_has_expired_before_a_near_sweep_could_see_it_is_a_gap(sync_of: Callable[[Log], Sync]) -> None:
+    """After a stop a little shorter than the TTL."""
+    sync = sync_of(log := log_of())
+    sync.run(14 * 60, step_ms=MINUTE)
+    base_ms = log.now_ms
+    log.add(60, lambda number: base_ms + number * MINUTE, 5 * MINUTE)
+    sync.run(60, step_ms=MINUTE)
+    log.now_ms += 23 * HOUR + 48 * MINUTE
+    sync.start()
+    sync.run(30 * 60, step_ms=5 * MINUTE)
+    assert len(staged(sync)) < 60
+    assert sync.gaps()
+    assert not lost(sync, log)
+
+
+def test_what_has_expired_while_near_sweeps_failed_is_a_gap(sync_of: Callable[[Log], Sync]) -> None:
+    """An old file is damaged, and mended 30 hours later; windows go on meanwhile."""
+    sync = sync_of(log := log_of())
+    sync.run(3 * 60, step_ms=5 * MINUTE)
+    base_ms = log.now_ms
+    log.add(30, lambda number: base_ms + number * 20 * MINUTE, 20 * MINUTE)
+    log.failing = lambda start_ms, end_ms: start_ms <= base_ms - 20 * MINUTE < end_ms and start_ms > NOW - 100 * HOUR
+    sync.run(30 * 60, step_ms=5 * MINUTE)
+    log.failing = lambda *_: False
+    sync.run(10 * 60, step_ms=5 * MINUTE)
+    assert len(staged(sync)) < 30
+    assert not lost(sync, log)
+
+
+@pytest.mark.parametrize("near_h", [1, 2, 6])
+def test_a_row_that_is_not_late_is_staged_once(sync_of: Callable[[Log], Sync], near_h: int) -> None:
+    """However seldom near sweeps are to be: far ones would take what those have not seen several times."""
+    log = log_of()
+    log.settings = Scylla(near_sweep_ms=near_h * HOUR)
+    sync = sync_of(log)
+    log.add(24 * 12, lambda number: NOW + number * 5 * MINUTE, 0)
+    sync.run(50 * 60, step_ms=5 * MINUTE)
+    assert staged(sync) == dict.fromkeys(range(len(log.rows)), 1)
+
+
+@pytest.mark.parametrize(
+    "ttls_h", [(48,), (12,), (0,), (36, 48), (36, 24), (0, 24), (48, 36, 24)], ids=lambda ttls: "-".join(map(str, ttls))
+)
+def test_old_timestamps_are_found_whatever_the_ttl_was_when_they_came(
+    sync_of: Callable[[Log], Sync], ttls_h: tuple[int, ...]
+) -> None:
+    """But for those that were logged without a TTL: nothing says when they came."""
+    sync = sync_of(log := log_of())
+    sync.run(120, step_ms=10 * MINUTE)
+    for ttl_h in (24, *ttls_h):
+        log.ttl_s = ttl_h * 3600
+        sync.run(1, step_ms=MINUTE)
+        log.add(1, lambda _: log.now_ms, 5 * HOUR)
+        sync.run(10, step_ms=MINUTE)
+    sync.run(40 * 60, step_ms=10 * MINUTE)
+    assert staged(sync).keys() == {row.ck for row in log.rows if row.ttl_s}
+
+
+@pytest.mark.parametrize("ttl_h", [12, 18, 48])
+def test_cells_expire_by_the_ttl_that_their_log_row_had(sync_of: Callable[[Log], Sync], ttl_h: int) -> None:
+    """The TTL of a log is altered while the sync is behind."""
+    sync = sync_of(log := log_of())
+    sync.run(60, step_ms=MINUTE)
+    base_ms = log.now_ms
+    log.add(80, lambda number: base_ms + number * 5 * MINUTE, 0)
+    log.ttl_s = ttl_h * 3600
+    log.add(4, lambda number: base_ms + (80 + number) * 5 * MINUTE, 0)
+    log.now_ms += 80 * 5 * MINUTE
+    sync.start()
+    sync.run(60, step_ms=MINUTE)
+    found = Counter[int]()
+    for key in commit_keys(sync.store, CDC_LOGS):
+        commit = get_commit(sync.store, key)
+        batches = [read_block(sync.store, block.place) for block in commit.blocks]
+        batches += [decode_rows(sync.store.get(late)) for late in commit.late]
+        rows = (row for batch in batches for row in batch.to_pylist())
+        found.update(row["cells"][0]["local_deletion_time"] - CELLS_TTL_S - row["write_time"] // 10**6 for row in rows)
+    assert found.keys() == {0}
+
+
+@pytest.mark.parametrize("ahead_s", [-600, -120, 120, 600])
+def test_sweeps_go_by_the_clock_of_the_cluster(sync_of: Callable[[Log], Sync], ahead_s: int) -> None:
+    sync = sync_of(log := log_of(ahead_ms=1000 * ahead_s))
+    sync.run(10 * 60, step_ms=10 * MINUTE)
+    base_ms = log.now_ms + log.ahead_ms
+    log.add(6 * 60 * 3, lambda number: base_ms + number * 10_000, 5 * HOUR)
+    sync.run(4 * 60, step_ms=20_000)
+    sync.run(40 * 60, step_ms=10 * MINUTE)
+    assert staged(sync).keys() == {row.ck for row in log.rows}
+    assert not sync.gaps()
