@@ -28,7 +28,7 @@ from ringsync.steps.scylla.followed_logs import FollowedTable
 from ringsync.steps.scylla.positions import read_positions
 from ringsync.steps.scylla.scylla_log_stage import LogStager
 from ringsync.storage.local import LocalStore
-from tests.scylla.test_log_task import ONE, TTL_S, followed, log_row
+from tests.scylla.test_log_task import ONE, TTL_S, followed, log_row, moment
 
 NOW = 1_790_000_000_000
 MINUTE = 60_000
@@ -50,6 +50,7 @@ class Row:
     :ivar time_ms: its write time, ms
     :ivar seen_ms: since when it can be read; ``arrived_ms``: when its coordinator got it; None: at its write time
     :ivar ttl_s: its TTL, s; 0: it stays for ever; None: that of the day, and it does not expire in the test
+    :ivar group: number of its write among those of the ms; ``place``: its place there
     """
 
     stream: bytes
@@ -58,6 +59,9 @@ class Row:
     seen_ms: int = 0
     arrived_ms: int | None = None
     ttl_s: int | None = None
+    group: int = 0
+    place: int = 0
+    is_last: bool = True
 
     def is_there(self, now_ms: int) -> bool:
         arrived_ms = self.time_ms if self.arrived_ms is None else self.arrived_ms
@@ -65,11 +69,17 @@ class Row:
         return is_kept and max(self.seen_ms, self.arrived_ms or 0) <= now_ms
 
     def in_log(self, now_ms: int) -> dict[str, Any]:
-        row = log_row(self.time_ms, ck=self.ck, arrived_ms=self.arrived_ms) | {"cdc$stream_id": self.stream}
+        row = log_row(self.time_ms, ck=self.ck, arrived_ms=self.arrived_ms, last=self.is_last)
+        of = {"cdc$time": moment(self.time_ms, self.group), "cdc$batch_seq_no": self.place}
+        row |= {"cdc$stream_id": self.stream} | of
         if self.ttl_s is None:
             return row
         left_s = self.ttl_s - (now_ms - (self.arrived_ms or self.time_ms)) // 1000 if self.ttl_s else None
         return row | {'TTL("cdc$operation")': left_s, "cdc$ttl": CELLS_TTL_S}
+
+
+def _order(row: Row) -> tuple[bytes, int, int, int]:
+    return row.stream, row.time_ms, row.group, row.place
 
 
 @dataclass
@@ -96,7 +106,7 @@ class Cluster:
             raise ValueError("a replica is down")
         found = [row for row in self.rows if row.stream in streams and start_ms <= row.time_ms < end_ms]
         now_ms = self.now_ms + self.ahead_ms
-        there = sorted((row for row in found if row.is_there(now_ms)), key=lambda row: (row.stream, row.time_ms))
+        there = sorted((row for row in found if row.is_there(now_ms)), key=_order)
         return LogRead([ONE.page([row.in_log(now_ms) for row in there])], [self.now_ms / 1000], 0.0)
 
     # What the stager asks of FollowedLogs:

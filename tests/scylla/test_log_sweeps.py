@@ -5,6 +5,7 @@ The rows of the model expire by their own TTL, and become readable when they arr
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -199,3 +200,41 @@ def test_sweeps_go_by_the_clock_of_the_cluster(sync_of: Callable[[Log], Sync], a
     sync.run(40 * 60, step_ms=10 * MINUTE)
     assert staged(sync).keys() == {row.ck for row in log.rows}
     assert not sync.gaps()
+
+
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.chaos) for seed in range(2, 40))])
+def test_whatever_happens_each_row_is_staged_or_told(sync_of: Callable[[Log], Sync], seed: int) -> None:
+    """Rows come late by seconds to days, in halves; generations change, requests fail, and the loop is killed or stands
+    still, mostly for less than the TTL."""
+    chance = random.Random(seed)
+    log = log_of(ttl_s=chance.choice((6, 12, 24, 48)) * 3600)
+    following = generation(NOW + chance.randrange(5, 40) * HOUR, chance.choice((1, 2, 3)))
+    end_ms, at_ms = NOW + 70 * HOUR, NOW + 10 * MINUTE
+    while at_ms < end_ms:
+        lateness = (0, 5 * MINUTE, 2 * HOUR, 3 * HOUR, 40 * HOUR)
+        written_ms = at_ms - chance.randrange(chance.choice(lateness) + 1)
+        if at_ms >= following.time_ms > written_ms:  # Scylla refuses it
+            written_ms = at_ms
+        stream = chance.choice([one.data for one in (following if at_ms >= following.time_ms else ONLY).streams])
+        seen_ms, is_half = at_ms + chance.choice((0, 0, 0, 5_000, 25_000)), chance.random() < 0.1
+        ck = len(log.rows)
+        log.rows.append(Row(stream, written_ms, ck, seen_ms, at_ms, log.ttl_s, ck, 0, not is_half))
+        if is_half and chance.random() < 0.7:
+            seen_ms += chance.choice((0, 60_000, 200_000))
+            log.rows.append(Row(stream, written_ms, ck + 1, seen_ms, at_ms, log.ttl_s, ck, 1))
+        at_ms += chance.randrange(1, 12) * MINUTE
+    sync, most = sync_of(log), chance.choice((0.0, 0.6, 0.95))
+    while log.now_ms < end_ms + 60 * HOUR:
+        if len(log.generations) == 1 and log.now_ms > following.time_ms - MINUTE:
+            log.generations.append(following)
+        broken_ms = log.now_ms - chance.randrange(50) * HOUR
+        is_bad = chance.random() < 0.1
+        log.failing = lambda start, end, bad=is_bad, one=broken_ms: bad and start <= one < end
+        sync.run(chance.choice((10, 60)), step_ms=chance.choice((60_000, 300_000, 600_000)))
+        if chance.random() < 0.05:
+            sync.start()
+        if most and log.now_ms < end_ms and chance.random() < 0.03:
+            log.now_ms += int(chance.uniform(0.2, most) * log.ttl_s * 1000)
+            sync.start()
+    assert not lost(sync, log)
+    assert most or not sync.gaps(), "nothing has expired"

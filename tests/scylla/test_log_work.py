@@ -65,7 +65,7 @@ def test_groups_wait_until_they_are_complete_or_patience_ends() -> None:
     only = generation(NOW - 10**6)
     stream = next(iter(only.streams)).data
     moment = UUID("b223c55e-6d07-11ea-7654-24e4fb3f20b9")
-    group = Waiting(only.time_ms, stream.hex(), moment.hex, NOW)
+    group = Waiting(only.time_ms, stream.hex(), moment.hex, NOW, NOW - 60_000)
     planned = plan_work(table(only), at(NOW - 100_000, only.time_ms), 0, NOW, RULES)
     waits = planned.taken(TableResult(waiting=[group]))
     assert waits.waiting == (group,)
@@ -136,6 +136,32 @@ def test_a_failed_window_keeps_all_of_a_position() -> None:
     assert planned.taken(TableResult(failures={"window": "x"})) == planned.position
     missed = planned.taken(TableResult(too_many={"again"}))
     assert (missed.again, missed.again_ms, missed.until_ms) == (position.again, SLOT_MS // 8, planned.end_ms)
+
+
+def test_a_group_that_waits_may_expire() -> None:
+    """Its arrival counts: one that a far sweep has found may have a write time of long ago."""
+    only = generation(NOW - 10**9)
+    waiting = (
+        Waiting(only.time_ms, "00" * 16, UUID("b223c55e-6d07-11ea-7654-24e4fb3f20b9").hex, NOW, NOW - 3_000_000),
+    )
+    position = replace(at(NOW - 60_000, only.time_ms), ttl_s=3600, waiting=waiting)
+    for now_ms, gaps in ((NOW, []), (NOW + 700_000, [(NOW - 3_000_000, NOW - 2_900_000)])):
+        assert plan_work(table(only), position, 0, now_ms, RULES).unread(now_ms, TableResult()) == gaps
+
+
+def test_what_is_read_again_may_have_expired() -> None:
+    """Of a generation whose streams came late, all of it; of a slot with late rows, what has come late."""
+    only = generation(NOW - 10**9)
+    part = Again(NOW - 5_000_000, NOW - 4_000_000, NOW - 5_000_000)
+    for since_ms, gaps in (
+        (part.start_ms, [(part.start_ms, part.start_ms + SLOT_MS)]),
+        (NOW - 3_700_000, [(NOW - 3_700_000, NOW - 3_600_000)]),
+        (NOW - 3_000_000, []),
+    ):
+        position = replace(at(NOW - 60_000, only.time_ms), ttl_s=3600, again=(replace(part, since_ms=since_ms),))
+        planned = plan_work(table(only), position, 0, NOW, RULES)
+        assert planned.unread(NOW, TableResult()) == gaps
+        assert planned.unread(NOW, TableResult(failures={"again": "x"})) == []
 
 
 def test_a_gap_is_told_once_it_is_passed() -> None:

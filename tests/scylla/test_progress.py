@@ -38,7 +38,7 @@ START = 1_790_000_000_000
 
 
 def test_a_position_survives_its_document() -> None:
-    waiting = (Waiting(START, "00" * 16, "11" * 16, START + 5),)
+    waiting = (Waiting(START, "00" * 16, "11" * 16, START + 5, START),)
     sweep = Sweep(START, START - 1, START + 7, 60_000)
     slots, again = ((START, 3, 4, 5),), (Again(START, START + 1, START),)
     position = Position(

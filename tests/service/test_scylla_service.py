@@ -208,7 +208,7 @@ def test_the_position_says_when_its_oldest_group_was_written() -> None:
     times = ["c72c7c3e2fda11ebba1de2d8e9bb0299", "b223c55e6d0711ea765424e4fb3f20b9"]
     position = Position.begin(0, [0], 1000)
     assert position.waiting_from_ms is None
-    position = replace(position, waiting=tuple(Waiting(0, "00", time, 0) for time in times))
+    position = replace(position, waiting=tuple(Waiting(0, "00", time, 0, 0) for time in times))
     assert position.waiting_from_ms == 1_584_969_040_910
 
 

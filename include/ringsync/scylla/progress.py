@@ -45,12 +45,14 @@ class Waiting:
     :ivar generation_ms: time of the generation of its stream
     :ivar stream: the stream's id, hexadecimal; ``time``: the group's ``cdc$time``, likewise
     :ivar since_ms: when it was found
+    :ivar arrived_ms: it has arrived at this moment or later
     """
 
     generation_ms: int
     stream: str
     time: str
     since_ms: int
+    arrived_ms: int
 
 
 @dataclass(frozen=True)

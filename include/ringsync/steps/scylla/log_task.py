@@ -326,7 +326,10 @@ def _taken(task: LogTask, work: LogWork, read: LogRead, found: LogRows, result: 
     now_ms = int(time.time() * 1000 + task.clock_ahead_ms)
     for place in np.flatnonzero(held).tolist():
         stream, moment = groups.stream[place].tobytes().hex(), groups.time[place].tobytes().hex()
-        result.waiting.append(Waiting(work.piece.generation_ms, stream, moment, now_ms))
+        piece = work.piece
+        result.waiting.append(
+            Waiting(piece.generation_ms, stream, moment, now_ms, max(piece.start_ms, piece.arrived_from_ms))
+        )
     result.counts.update({f"log_{name}": number for name, number in vars(found.counts).items()})
     result.counts.update(
         change_rows=found.rows.num_rows,

@@ -125,14 +125,14 @@ class Planned:
         known; and all of it if the log is gone, or is another one."""
         if self.end_ms is None:
             return []
-        start_ms, waited_ms = self.position.until_ms, self.position.waiting_from_ms
-        held_ms = start_ms if waited_ms is None else min(start_ms, waited_ms)
+        start_ms, held_ms = self.position.until_ms, [one.arrived_ms for one in self.position.waiting]
         if self.table.log is None:
-            return [(min([held_ms, *(one.start_ms for one in self.position.again), self.end_ms]), self.end_ms)]
+            again_ms = [one.start_ms for one in self.position.again]
+            return [(min([start_ms, *held_ms, *again_ms, self.end_ms]), self.end_ms)]
         if self.is_other_log:
-            return [(held_ms, now_ms)]
+            return [(min([start_ms, *held_ms]), now_ms)]
         kept_from_ms = self.table.kept_from_ms(min(self.position.ttls_s, default=0), now_ms)
-        found = [(held_ms, min(kept_from_ms, self.end_ms))]
+        found = [(min([start_ms, *held_ms]), min(kept_from_ms, self.end_ms))]
         for generation, interval in zip(self.table.generations, self.table.intervals, strict=True):
             if not generation.ranges:
                 end_ms = self.end_ms if interval.end_ms is None else min(self.end_ms, interval.end_ms)
