@@ -77,8 +77,7 @@ def lost(sync: Sync, log: Log) -> list[Row]:
     return [row for row in log.rows if row.ck not in found and not is_told(sync, row)]
 
 
-@pytest.mark.parametrize("hours", [1, 3, 12])
-@pytest.mark.parametrize("has_stopped", [True, False], ids=["stopped", "unreadable"])
+@pytest.mark.parametrize(("hours", "has_stopped"), [(1, True), (12, True), (3, False)])
 def test_a_slot_that_was_half_read_is_compared_after_a_stop(
     sync_of: Callable[[Log], Sync], hours: int, has_stopped: bool
 ) -> None:
@@ -101,7 +100,7 @@ def test_a_slot_that_was_half_read_is_compared_after_a_stop(
     assert not sync.gaps()
 
 
-@pytest.mark.parametrize("ttl_s", [1800, 3600, TTL_S])
+@pytest.mark.parametrize("ttl_s", [1800, TTL_S])
 def test_near_sweeps_are_as_frequent_as_the_ttl_demands(sync_of: Callable[[Log], Sync], ttl_s: int) -> None:
     sync = sync_of(log := log_of(ttl_s=ttl_s, begin_ms=NOW - 5 * MINUTE))
     log.add(180, lambda number: NOW + 25 * MINUTE + number * 2 * MINUTE, 5 * MINUTE)
@@ -139,7 +138,7 @@ def test_what_has_expired_while_near_sweeps_failed_is_a_gap(sync_of: Callable[[L
     assert not lost(sync, log)
 
 
-@pytest.mark.parametrize("near_h", [1, 2, 6])
+@pytest.mark.parametrize("near_h", [1, 6])
 def test_a_row_that_is_not_late_is_staged_once(sync_of: Callable[[Log], Sync], near_h: int) -> None:
     """However seldom near sweeps are to be: far ones would take what those have not seen several times."""
     log = log_of()
@@ -190,7 +189,7 @@ def test_cells_expire_by_the_ttl_that_their_log_row_had(sync_of: Callable[[Log],
     assert found.keys() == {0}
 
 
-@pytest.mark.parametrize("ahead_s", [-600, -120, 120, 600])
+@pytest.mark.parametrize("ahead_s", [-600, 600])
 def test_sweeps_go_by_the_clock_of_the_cluster(sync_of: Callable[[Log], Sync], ahead_s: int) -> None:
     sync = sync_of(log := log_of(ahead_ms=1000 * ahead_s))
     sync.run(10 * 60, step_ms=10 * MINUTE)
@@ -202,7 +201,7 @@ def test_sweeps_go_by_the_clock_of_the_cluster(sync_of: Callable[[Log], Sync], a
     assert not sync.gaps()
 
 
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.chaos) for seed in range(2, 40))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.chaos) for seed in range(1, 40))])
 def test_whatever_happens_each_row_is_staged_or_told(sync_of: Callable[[Log], Sync], seed: int) -> None:
     """Rows come late by seconds to days, in halves; generations change, requests fail, and the loop is killed or stands
     still, mostly for less than the TTL."""
