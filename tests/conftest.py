@@ -22,6 +22,14 @@ settings.register_profile("ringsync", suppress_health_check=[HealthCheck.too_slo
 settings.load_profile("ringsync")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _no_power_cut() -> Iterator[None]:
+    """Tests kill processes, which loses nothing that was written: nobody waits for the disk."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: None)
+        yield
+
+
 @pytest.fixture(scope="session")
 def cache() -> Path:
     """The folder that keeps fetched jars between test sessions."""

@@ -202,12 +202,6 @@ class World:
         )
 
 
-@pytest.fixture(autouse=True)
-def _without_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Thousands of objects are put, and nobody pulls the plug."""
-    monkeypatch.setattr("ringsync.storage.local.os.fsync", lambda _: None)
-
-
 @pytest.fixture
 def world(tmp_path: Path) -> World:
     """A sync that has worked for some seconds."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -98,12 +97,6 @@ class World:
         """Of all tables, sorted, each as often as it was published."""
         store = LocalStore(self.folder)
         return sorted(one for table in TABLES for one in digests(store, table.table_id))
-
-
-@pytest.fixture(autouse=True)
-def no_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing here outlives a power cut."""
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 @pytest.fixture
