@@ -48,7 +48,7 @@ def read_all(reader: LogReader, requests: Requests, table: LogTable, order: dict
             yield None, read()
 
     for _, found in joined(reads()):
-        yield found.decoded(table, [order["ttl_s"]])
+        yield found.decoded(table, [order["ttl_s"]], clock_ahead_s=0.0)
 
 
 def count(batch: pa.RecordBatch, table: LogTable) -> dict[str, int]:

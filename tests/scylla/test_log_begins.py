@@ -13,7 +13,7 @@ from ringsync.cluster.generations import Streams
 from ringsync.cluster.scylla import CdcOptions
 from ringsync.schema.from_cql import parse_schema
 from ringsync.schema.table import Schema, UnreadableTable
-from ringsync.scylla.progress import Position
+from ringsync.scylla.progress import SLOT_MS, Position, Sweep
 from ringsync.steps.scylla.followed_logs import FollowedLogs, FollowedTable
 from ringsync.steps.scylla.log_task import TableResult
 from ringsync.steps.scylla.log_work import plan_end
@@ -43,7 +43,7 @@ def test_where_a_log_begins(tmp_path: Path, noted: int | None, first_ms: int, be
     config: Any = SimpleNamespace(scylla=SimpleNamespace(lookback_s=3600, window_ms=15_000))
     if noted is not None:
         note_log_begins(store, TABLE_ID, noted)
-    logs = FollowedLogs(config, store, session, {})
+    logs = FollowedLogs(config, store, session, {}, None)
     table = FollowedTable(TABLE_ID, "ks.t", followed(), (generation(first_ms),))
     position = logs.begin(
         table,
@@ -66,11 +66,13 @@ def test_tables_that_have_lost_their_log_or_their_name(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(FollowedLogs, "_look_at_schema", look_at_schema)
     monkeypatch.setattr(FollowedLogs, "_look_at_clocks", lambda _: None)
-    logs = FollowedLogs(SimpleNamespace(), LocalStore(tmp_path), SimpleNamespace(), {})  # type: ignore[arg-type]
+    logs = FollowedLogs(SimpleNamespace(), LocalStore(tmp_path), SimpleNamespace(), {}, None)  # type: ignore[arg-type]
     nothing: Any = SimpleNamespace(tables=(), replications={})
     read = Position.begin(NOW - HOUR, [NOW - 10 * HOUR], 15_000)
     (gone,) = logs.look(nothing, {TABLE_ID: read}, NOW)
-    assert (gone.log, gone.problem, gone.ends_ms) == (None, "", NOW + 5_000)
+    assert (gone.log, gone.problem) == (None, "")
+    assert gone.ends_ms is not None
+    assert NOW + 5_000 <= gone.ends_ms < NOW + 305_000
     ended = plan_end(gone, read, RULES).taken(TableResult())
     assert logs.look(nothing, {TABLE_ID: ended}, NOW + HOUR) == []
     # A log that cannot be read is not gone.
@@ -89,30 +91,70 @@ def test_tables_that_have_lost_their_log_or_their_name(tmp_path: Path, monkeypat
     assert logs.look(planned, {}, NOW) == []
 
 
-def test_a_log_that_was_read_to_its_end_is_looked_at_once_more_after_a_stop(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """cdc may have been on meanwhile, and be off again: the log has what was written then."""
-    base = followed().log.base
-    (log,) = parse_schema(_log_text(base), "log").tables
-    schema = Schema((base, replace(log, table_id="66" * 16)))
+class TestLeft:
+    """Tables that have left the plan, at a moment when their log is there."""
 
-    def look_at_schema(logs: FollowedLogs) -> None:
-        logs._schema, logs._ids, logs._options = schema, schema.ids, {TABLE_ID: CdcOptions(False)}
+    @pytest.fixture(autouse=True)
+    def _schema(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.store = LocalStore(tmp_path)
+        base = followed().log.base
+        (log,) = parse_schema(_log_text(base), "log").tables
+        self.schema, self.options = Schema((base, replace(log, table_id="66" * 16))), CdcOptions(False)
+        self.follows, only = True, generation(NOW - 9 * HOUR)
 
-    monkeypatch.setattr(FollowedLogs, "_look_at_schema", look_at_schema)
-    monkeypatch.setattr(FollowedLogs, "_look_at_clocks", lambda _: None)
-    monkeypatch.setattr(FollowedLogs, "_streams_of", lambda *_: Streams())
-    monkeypatch.setattr(FollowedLogs, "_generations_of", lambda *_: (generation(NOW - 9 * HOUR),))
-    config: Any = SimpleNamespace(sync=SimpleNamespace(bucket_by_of=lambda _: "write_time"))
-    nothing: Any = SimpleNamespace(tables=(), replications={})
-    ended = replace(Position.begin(NOW - HOUR, [NOW - 9 * HOUR], 15_000), until_ms=NOW - HOUR, ends_ms=NOW - HOUR)
-    for before, ends_ms in (({"logs": {}}, []), ({}, [NOW + 5_000])):
-        logs = FollowedLogs(config, LocalStore(tmp_path), SimpleNamespace(), before)  # type: ignore[arg-type]
-        assert [one.ends_ms for one in logs.look(nothing, {TABLE_ID: ended}, NOW)] == ends_ms
-    read = replace(ended, until_ms=NOW + 5_000, ends_ms=NOW + 5_000)
-    assert logs.look(nothing, {TABLE_ID: read}, NOW + 60_000) == []
-    # A log that is gone has nothing more.
-    schema = Schema((base,))
-    logs = FollowedLogs(config, LocalStore(tmp_path), SimpleNamespace(), {})  # type: ignore[arg-type]
-    assert logs.look(nothing, {TABLE_ID: ended}, NOW) == []
+        def look_at_schema(logs: FollowedLogs) -> None:
+            logs._schema, logs._ids, logs._options = self.schema, self.schema.ids, {TABLE_ID: self.options}
+
+        monkeypatch.setattr(FollowedLogs, "_look_at_schema", look_at_schema)
+        monkeypatch.setattr(FollowedLogs, "_look_at_clocks", lambda _: None)
+        monkeypatch.setattr(FollowedLogs, "_streams_of", lambda *_: Streams())
+        monkeypatch.setattr(FollowedLogs, "_generations_of", lambda *_: (only,))
+
+    def left(self, position: Position, now_ms: int = NOW, unwatched_since_ms: int | None = None) -> list[FollowedTable]:
+        sync = SimpleNamespace(bucket_by_of=lambda _: "write_time", follows=lambda _: self.follows)
+        config: Any = SimpleNamespace(sync=sync)
+        logs = FollowedLogs(config, self.store, SimpleNamespace(), {}, unwatched_since_ms)  # type: ignore[arg-type]
+        nothing: Any = SimpleNamespace(tables=(), replications={})
+        return logs.look(nothing, {TABLE_ID: position}, now_ms)
+
+    def ended(self, ends_ms: int) -> Position:
+        over = Sweep(ends_ms + 120_000, ends_ms)
+        read = Position.begin(NOW - 90 * HOUR, [NOW - 9 * HOUR], 15_000)
+        return replace(read, until_ms=ends_ms, ends_ms=ends_ms, near=over, far=over, ttl_s=TTL_S)
+
+    def test_it_is_read_until_sweeps_have_found_what_came_late(self) -> None:
+        read = Position.begin(NOW - HOUR, [NOW - 9 * HOUR], 15_000)
+        (first,) = self.left(read)
+        assert first.ends_ms is not None
+        assert NOW + 5_000 <= first.ends_ms < NOW + 5_000 + SLOT_MS
+        assert not first.ends_ms % SLOT_MS
+        ended = self.ended(first.ends_ms)
+        assert self.left(ended) == []
+        for sweep in ("near", "far"):
+            for so_far in (Sweep(first.ends_ms, 0), Sweep(NOW + 9 * HOUR, 0, next_ms=NOW)):
+                (going_on,) = self.left(replace(ended, **{sweep: so_far}))
+                assert (going_on.ends_ms, going_on.begins_ms) == (first.ends_ms, None)
+
+    def test_it_is_looked_at_anew_from_when_nobody_has_watched_it(self) -> None:
+        """cdc may have been on meanwhile, and be off again: the log has what was written then."""
+        ended = self.ended(NOW - 80 * HOUR // SLOT_MS * SLOT_MS)
+        (anew,) = self.left(ended, unwatched_since_ms=NOW - HOUR)
+        assert anew.begins_ms == NOW - HOUR - 120_000
+        assert anew.ends_ms is not None
+        assert anew.ends_ms > NOW
+        self.follows = False
+        assert self.left(ended, unwatched_since_ms=NOW - HOUR) == []
+        self.follows, self.schema = True, Schema((followed().log.base,))
+        assert self.left(ended, unwatched_since_ms=NOW - HOUR) == [], "its log is gone"
+
+    def test_one_that_cannot_be_read_ends_with_a_gap(self) -> None:
+        self.options = CdcOptions(True, delta="keys")
+        ends_ms = NOW // SLOT_MS * SLOT_MS
+        read = replace(Position.begin(NOW - HOUR, [NOW - 9 * HOUR], 15_000), ends_ms=ends_ms)
+        (now,), (later,) = self.left(read), self.left(read, NOW + 2 * HOUR)
+        assert ("keys only" in now.problem, later.problem) == (True, "")
+        planned = plan_end(later, read, RULES)
+        ((first_ms, last_ms),) = planned.unread(NOW, TableResult())
+        assert first_ms <= read.until_ms
+        assert last_ms == ends_ms
+        assert self.left(planned.taken(TableResult()), NOW + 2 * HOUR) == []

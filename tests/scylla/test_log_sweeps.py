@@ -201,6 +201,59 @@ def test_sweeps_go_by_the_clock_of_the_cluster(sync_of: Callable[[Log], Sync], a
     assert not sync.gaps()
 
 
+@pytest.mark.parametrize("is_again", [True, False], ids=["again", "dropped"])
+def test_what_a_lost_log_had_of_late_rows_is_in_the_gap(sync_of: Callable[[Log], Sync], is_again: bool) -> None:
+    sync = sync_of(log := log_of(log_id="aa" * 16))
+    sync.run(180, step_ms=MINUTE)
+    base_ms = log.now_ms
+    log.add(60, lambda number: base_ms + number * 50_000, 5 * MINUTE)
+    sync.run(50)
+    if is_again:
+        log.log_id = "bb" * 16
+        for row in log.rows:
+            row.ttl_s = 1
+    else:
+        log.ends_ms = log.now_ms + 5_000
+    sync.run(180, step_ms=30_000)
+    assert len(staged(sync)) < 60
+    assert not lost(sync, log)
+
+
+def test_a_log_that_begins_within_a_slot_is_read_once(sync_of: Callable[[Log], Sync]) -> None:
+    """As with tablets: nothing is older than the switch of cdc."""
+    log = log_of(begin_ms=NOW - 57 * MINUTE)
+    sync = sync_of(log)
+    log.add(360, lambda number: log.begin_ms + number * 10_000, 0)
+    late_ms = NOW - 20 * MINUTE
+    log.rows.append(Row(STREAM, log.begin_ms + 5, 360, late_ms, late_ms, log.ttl_s))
+    sync.run(20 * 60, step_ms=5 * MINUTE)
+    found = staged(sync)
+    assert found.keys() == set(range(361))
+    assert {found[ck] for ck in range(100, 360)} == {1}
+
+
+def test_a_ttl_that_was_seen_while_nothing_could_be_read_counts(sync_of: Callable[[Log], Sync]) -> None:
+    sync = sync_of(log := log_of())
+    sync.run(120, step_ms=MINUTE)
+    base_ms, log.failing, log.ttl_s = log.now_ms, lambda *_: True, 3600
+    log.add(12, lambda number: base_ms + MINUTE + number * 5 * MINUTE, 0)
+    sync.run(120, step_ms=MINUTE)
+    log.ttl_s = TTL_S
+    sync.run(10, step_ms=MINUTE)
+    log.failing = lambda *_: False
+    sync.run(20 * 60, step_ms=5 * MINUTE)
+    assert not lost(sync, log)
+    assert sync.gaps()
+
+
+def test_a_smaller_ttl_is_no_gap_while_all_goes_on(sync_of: Callable[[Log], Sync]) -> None:
+    sync = sync_of(log := log_of())
+    sync.run(11 * 60, step_ms=5 * MINUTE)
+    log.ttl_s = 6 * 3600
+    sync.run(12 * 60, step_ms=5 * MINUTE)
+    assert not sync.gaps()
+
+
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.chaos) for seed in range(1, 40))])
 def test_whatever_happens_each_row_is_staged_or_told(sync_of: Callable[[Log], Sync], seed: int) -> None:
     """Rows come late by seconds to days, in halves; generations change, requests fail, and the loop is killed or stands

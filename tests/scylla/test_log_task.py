@@ -277,7 +277,7 @@ def test_each_page_has_been_asked_for_at_a_time_of_its_own() -> None:
     ]
     rows[2]["cdc$time"] = rows[3]["cdc$time"] = moment(NOW - 9 * HOUR, 3)
     read = LogRead([ONE.page([]), ONE.page(rows[:2]), ONE.page(rows[2:])], [NOW / 1000] * 2 + [NOW / 1000 + 20], 1.0)
-    found = read.decoded(ONE.log, [TTL_S])
+    found = read.decoded(ONE.log, [TTL_S], clock_ahead_s=0.0)
     assert found.arrivals_s[0].tolist() == [(NOW - HOUR) // 1000] * 4
     cells = [cell for row in found.rows.to_pylist() for cell in row["cells"]]
     assert {cell["local_deletion_time"] for cell in cells} == {(NOW - HOUR) // 1000 + 7200}
@@ -442,7 +442,9 @@ def test_a_write_that_is_cut_by_pages_has_one_arrival() -> None:
             for ck in range(first, first + 3)
         ]
         pages.append(ONE.page(rows))
-    found = LogRead(pages, [NOW / 1000, NOW / 1000 + 4, NOW / 1000 + 8], 0.3).decoded(ONE.log, [TTL_S])
+    found = LogRead(pages, [NOW / 1000, NOW / 1000 + 4, NOW / 1000 + 8], 0.3).decoded(
+        ONE.log, [TTL_S], clock_ahead_s=0.0
+    )
     assert found.arrivals_s[0].tolist() == [(NOW - 60_000) // 1000] * 9
     assert len(found.groups) == 1
     expiries = {row["cells"][0]["local_deletion_time"] for row in found.rows.to_pylist()}

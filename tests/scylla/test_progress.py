@@ -250,13 +250,15 @@ def test_the_begin_of_a_log_is_no_gap() -> None:
 
 
 def test_rows_keep_the_ttl_that_they_were_written_with() -> None:
-    """TTLs are altered while the sync stands: what was written before expires by its own."""
+    """TTLs are altered while the sync stands, or goes on: what was written before expires by its own."""
     position = replace(Position.begin(START, [START - 1], 15_000), ttl_s=3600)
+    begin_ms = position.until_ms
     assert position.with_ttl(3600, START + 5) == position
-    first_ms, second_ms = START + 10_000_000, START + 11_000_000
+    first_ms, second_ms, late_ms_ = START + 10_000_000, START + 11_000_000, START + 14_500_000
     once = position.with_ttl(86_400, first_ms)
-    assert (once.ttls_s, once.expired_ms(second_ms)) == ((86_400, 3600), second_ms - 3_600_000)
-    twice = once.with_ttl(0, second_ms)
+    assert (once.ttls_s, once.expired(begin_ms, second_ms)) == ((86_400, 3600), (begin_ms, second_ms - 3_600_000))
+    assert once.expired(begin_ms, late_ms_) == (begin_ms, first_ms), "nothing later has the former TTL"
+    twice = replace(once, until_ms=second_ms - 9).with_ttl(0, second_ms)
     assert (twice.ttl_s, twice.ttls_s) == (0, (86_400, 3600))
     back = twice.with_ttl(3600, second_ms + 5)
     assert back.ttls_s == (3600, 86_400)
@@ -264,6 +266,10 @@ def test_rows_keep_the_ttl_that_they_were_written_with() -> None:
     read = replace(twice, until_ms=second_ms)
     assert read.with_ttl(0, second_ms + 9) == read
     swept = replace(read, far=Sweep(first_ms + 120_000, START)).with_ttl(0, second_ms + 9)
-    assert (swept.ttls_s, swept.expired_ms(second_ms + 9)) == ((86_400,), second_ms + 9 - 86_400_000)
+    assert swept.ttls_s == (86_400,)
     assert replace(swept, far=Sweep(second_ms + 120_000, START)).with_ttl(0, second_ms + 9).ttls_s == ()
     assert replace(position, ttl_s=0).with_ttl(3600, START).ttls_s == (3600,)
+    # A smaller one counts from when it may have been there.
+    less = replace(position, ttl_s=86_400, until_ms=first_ms).with_ttl(3600, first_ms + 30_000)
+    assert less.expired(begin_ms, first_ms + 3_000_000) == (begin_ms, begin_ms)
+    assert less.expired(begin_ms, first_ms + 4_000_000) == (first_ms, first_ms + 400_000)

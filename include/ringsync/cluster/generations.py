@@ -17,6 +17,7 @@ from typing import Any
 from cassandra import ConsistencyLevel, InvalidRequest
 from cassandra.query import SimpleStatement
 
+from ringsync.cluster.node import NO_ANSWER
 from ringsync.scylla.generations import Generation, StreamRange
 from ringsync.scylla.stream_ids import StreamId
 
@@ -104,6 +105,24 @@ def clock_offset_ms(session: Any, host: Any = None) -> float:
     row = session.execute("SELECT toUnixTimestamp(now()) AS now_ms FROM system.local", host=host).one()
     after = datetime.now(UTC).timestamp() * 1000
     return float(row.now_ms) - (before + after) / 2
+
+
+def clocks(session: Any) -> tuple[float, float] | None:
+    """Compare the nodes' clocks. One that is behind writes longer to a generation, and to a window.
+
+    :returns: how far their mean is ahead of ours, and how far one is from the mean at most, ms; None: no node answers
+    """
+    offsets = []
+    for host in session.cluster.metadata.all_hosts():
+        if host.is_up is not False:
+            try:
+                offsets.append(clock_offset_ms(session, host))
+            except NO_ANSWER:
+                continue  # nobody writes to it, either, or the next look tells
+    if not offsets:
+        return None
+    mean_ms = sum(offsets) / len(offsets)
+    return mean_ms, max(abs(offset_ms - mean_ms) for offset_ms in offsets)
 
 
 def _by_end(ranges: Any) -> tuple[StreamRange, ...]:

@@ -106,7 +106,7 @@ class Position:
     :ivar ends_ms: the table has lost its log at this moment, and is read up to it; None: it has one
     :ivar begin_ms: write time from which on all was read
     :ivar ttl_s: the log's TTL, s; 0: none. ``former_ttls``: those before it that rows may have which are not read yet,
-        each with the moment when it was noticed that the log has another one
+        each with the moment when it was noticed that the log has another one, and since when that may have been, ms
     :ivar log_id: id of the log table
     :ivar slots: what was read of the last hours: begin of the slot, and its sums
     :ivar again: what is to be read again, as a whole: late rows are in it. ``again_ms``: length of its steps
@@ -124,7 +124,7 @@ class Position:
     again: tuple[Again, ...] = ()
     again_ms: int = SLOT_MS
     ttl_s: int = 0
-    former_ttls: tuple[tuple[int, int], ...] = ()
+    former_ttls: tuple[tuple[int, int, int], ...] = ()
     log_id: str = ""
 
     @property
@@ -147,7 +147,7 @@ class Position:
             "waiting": tuple(Waiting(**one) for one in document["waiting"]),
             "slots": tuple((slot, rows, first, second) for slot, rows, first, second in document["slots"]),
             "again": tuple(Again(**one) for one in document["again"]),
-            "former_ttls": tuple((ttl_s, noticed_ms) for ttl_s, noticed_ms in document["former_ttls"]),
+            "former_ttls": tuple((ttl_s, until_ms, next_ms) for ttl_s, until_ms, next_ms in document["former_ttls"]),
         }
         return Position(**{**document, **parts})
 
@@ -166,24 +166,51 @@ class Position:
         """
         former = self.former_ttls
         if ttl_s != self.ttl_s and self.ttl_s:
-            former = (*former, (self.ttl_s, now_ms))
-        left = tuple((one, at_ms) for one, at_ms in former if one != ttl_s and not self._has_all_of(at_ms))
+            former = (*former, (self.ttl_s, now_ms, min(self.until_ms, now_ms)))
+        left = tuple(one for one in former if not self._has_all_of(one[1]))
         return replace(self, ttl_s=ttl_s, former_ttls=left)
 
     def _has_all_of(self, moment_ms: int) -> bool:
         """Tell whether all is read that had arrived until a moment, rows with old timestamps included."""
-        far_has = self.far.next_ms is None and self.far.began_ms >= moment_ms + 2 * ARRIVAL_MARGIN_MS
-        return far_has and self.until_ms >= moment_ms
+        return self.until_ms >= moment_ms and _is_behind(self.far, moment_ms)
 
     @property
     def ttls_s(self) -> tuple[int, ...]:
         """The TTLs that log rows may have which are not read yet, s, the present one first; without it if it is 0."""
-        return tuple(dict.fromkeys(filter(None, (self.ttl_s, *(one for one, _ in reversed(self.former_ttls))))))
+        former = (ttl_s for ttl_s, *_ in reversed(self.former_ttls))
+        return tuple(dict.fromkeys(filter(None, (self.ttl_s, *former))))
 
-    def expired_ms(self, now_ms: int) -> int:
-        """Return the moment, ms since the epoch, before which rows must have arrived to be forgotten by now; 0: none
-        are."""
-        return now_ms - 1000 * min(self.ttls_s) if self.ttls_s else 0
+    def expired(self, since_ms: int, now_ms: int) -> tuple[int, int]:
+        """Return when rows must have arrived to be forgotten by now, of those that have arrived since a moment: from
+        then on, and before. Both are equal: none are."""
+        found, from_ms = [], since_ms
+        for ttl_s, noticed_ms, next_from_ms in self.former_ttls:
+            found.append((from_ms, min(noticed_ms, now_ms - 1000 * ttl_s)))
+            from_ms = max(since_ms, next_from_ms)
+        if self.ttl_s:
+            found.append((from_ms, now_ms - 1000 * self.ttl_s))
+        lost = [(first, behind) for first, behind in found if first < behind]
+        return (lost[0][0], max(behind for _, behind in lost)) if lost else (since_ms, since_ms)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether all of a log that was lost is read: no sweep can find anything more."""
+        ends_ms = self.ends_ms
+        if ends_ms is None or self.until_ms < ends_ms or self.waiting or self.again:
+            return False
+        return _is_behind(self.near, ends_ms) and (not self.ttls_s or _is_behind(self.far, ends_ms))
+
+    @property
+    def searched_ms(self) -> int:
+        """What had arrived before this moment was searched by sweeps, ms since the epoch."""
+        sweeps = (self.near, self.far) if self.ttls_s else (self.near,)
+        began_ms = min(one.began_ms if one.next_ms is None else one.before_ms for one in sweeps)
+        return max(began_ms - ARRIVAL_MARGIN_MS, self.begin_ms)
+
+
+def _is_behind(sweep: Sweep, moment_ms: int) -> bool:
+    """Tell whether a sweep is over that has found all that had arrived until a moment."""
+    return sweep.next_ms is None and sweep.began_ms >= moment_ms + 2 * ARRIVAL_MARGIN_MS
 
 
 def _sweep_of(document: dict[str, Any]) -> Sweep:
@@ -328,7 +355,8 @@ def due(position: Position, now_ms: int, rules: Rules, first_ms: int) -> Positio
     """
     near, far = position.near, position.far
     if near.next_ms is None and now_ms - near.began_ms >= rules.near_ms:
-        begin_ms = max(_near_from_ms(position, rules), _compared_from_ms(position))
+        # Of the first slot that part is compared that was read.
+        begin_ms = max(_near_from_ms(position, rules), position.begin_ms // SLOT_MS * SLOT_MS)
         next_ms = begin_ms if begin_ms < compared_until(position) else None
         near = Sweep(now_ms, near.began_ms, next_ms, near.window_ms, ended_ms=near.ended_ms)
     if far.next_ms is None and rules.far_ms and now_ms - far.began_ms >= rules.far_ms:
@@ -347,11 +375,6 @@ def _near_from_ms(position: Position, rules: Rules) -> int:
     began, and all that was never compared."""
     missed_ms = position.near.began_ms - late_ms(rules)
     return min(position.until_ms - rules.reach_ms, missed_ms, position.near.ended_ms) // SLOT_MS * SLOT_MS
-
-
-def _compared_from_ms(position: Position) -> int:
-    """Return the begin of the first slot that was read from its begin, ms: only such can be compared."""
-    return -(-position.begin_ms // SLOT_MS) * SLOT_MS
 
 
 def compared_until(position: Position) -> int:
@@ -379,7 +402,8 @@ def sweep_pieces(position: Position, generations: Sequence[Interval], rules: Rul
     pieces, near, far = [], position.near, position.far
     if near.next_ms is not None:
         for one in generations:
-            first, last = max(one.start_ms, near.next_ms), _last_ms(one, near_end(position))
+            first = max(one.start_ms, near.next_ms, position.begin_ms)
+            last = _last_ms(one, near_end(position))
             if first < last:
                 pieces.append(Piece(one.start_ms, first, last, "near"))
     if far.next_ms is None:
@@ -394,8 +418,7 @@ def sweep_pieces(position: Position, generations: Sequence[Interval], rules: Rul
             since_ms, until_ms = (at_ms - ARRIVAL_MARGIN_MS for at_ms in (far.before_ms, far.began_ms))
             error_ms = ARRIVAL_ERROR_MS + rules.skew_ms
             arrived = since_ms - error_ms, until_ms + error_ms
-            compared_from_ms = _compared_from_ms(position)
-            pieces.append(Piece(one.start_ms, first, last, "far", *arrived, compared_from_ms, late_ms(rules)))
+            pieces.append(Piece(one.start_ms, first, last, "far", *arrived, position.begin_ms, late_ms(rules)))
     return pieces
 
 

@@ -59,7 +59,7 @@ class LogRead:
         return sum(map(len, self.pages))
 
     def decoded(
-        self, table: LogTable, log_ttls_s: Sequence[int], *, clock_ahead_s: float = 0.0, take_incomplete: bool = False
+        self, table: LogTable, log_ttls_s: Sequence[int], *, clock_ahead_s: float, take_incomplete: bool = False
     ) -> LogRows:
         """Decode the pages: :func:`ringsync.scylla.log_rows.decode_log`.
 

@@ -21,7 +21,8 @@ option
 ``table``     ``keyspace.table``: the base table
 ``from``      write time from which on to read, ISO 8601 with its offset, or ms since the epoch;
               default: all that the log has
-``to``        write time before which to read, likewise; default: ``scylla.confidence_ms`` ago
+``to``        write time before which to read, likewise; default: ``scylla.confidence_ms`` ago, by the
+              cluster's clock
 ``rows``      ``changes`` (default): change rows (:data:`ringsync.changes.schema.CHANGE_ROWS`);
               ``problems``: instead the log rows that cannot be decoded, with their raw bytes
 ``damage``    ``fail`` (default) if a log row cannot be decoded; ``skip``: leave it out
@@ -68,11 +69,13 @@ class LogPlan:
     """What is read of a log.
 
     :ivar ttl_s: time after which the log forgets its rows, s; None: never
+    :ivar clock_ahead_s: how far the cluster's clock is ahead of this host's
     :ivar parts: streams of each request, with the write times ``[start, end)`` in ms
     """
 
     log: LogTable
     ttl_s: int | None
+    clock_ahead_s: float
     parts: tuple[tuple[tuple[bytes, ...], int, int], ...]
 
 
@@ -106,7 +109,7 @@ def plan_log(options: dict[str, str]) -> LogPlan:
     :raises ClusterError: the cluster refuses us, or is no Scylla
     :raises SchemaError: there is no such table, or it has no log
     """
-    from ringsync.cluster.generations import Streams, has_tablets, read_generation, read_times, vnode_streams
+    from ringsync.cluster.generations import Streams, clocks, has_tablets, read_generation, read_times, vnode_streams
     from ringsync.cluster.node import ask_one
     from ringsync.cluster.schema import read_table
     from ringsync.cluster.scylla import is_scylla, read_cdc_options
@@ -125,8 +128,12 @@ def plan_log(options: dict[str, str]) -> LogPlan:
     base, cdc = ask_one(session, lambda node: (read_table(node, keyspace, name), read_cdc_options(node)))
     log = log_table_of(base, read_table(session, keyspace, name + LOG_SUFFIX))
     streams = Streams((keyspace, name)) if has_tablets(session, keyspace) else vnode_streams(session)
+    if (told := clocks(session)) is None:
+        raise ClusterError("no node tells its time: try again")
+    ahead_ms, skew_ms = told
+    settled_ms = time.time() * 1000 + ahead_ms - skew_ms - config.scylla.confidence_ms
     start_ms = _moment_ms(options, "from", 0)
-    end_ms = _moment_ms(options, "to", int(time.time() * 1000) - config.scylla.confidence_ms)
+    end_ms = _moment_ms(options, "to", int(settled_ms))
     parts = []
     for one in intervals(read_times(session, streams)):
         last_ms = end_ms if one.end_ms is None else min(end_ms, one.end_ms + OVERLAP_MS)
@@ -134,7 +141,7 @@ def plan_log(options: dict[str, str]) -> LogPlan:
             groups = grouped(read_generation(session, streams, one.start_ms), None)
             parts += [(group, max(start_ms, one.start_ms), last_ms) for group, _ in groups]
     found = cdc.get(base.table_id)
-    return LogPlan(log, (found.ttl_s or None) if found else None, tuple(parts))
+    return LogPlan(log, (found.ttl_s or None) if found else None, ahead_ms / 1000, tuple(parts))
 
 
 def _moment_ms(options: dict[str, str], name: str, default: int) -> int:
@@ -181,7 +188,8 @@ class ScyllaCdcLogReader(DataSourceReader):  # type: ignore[misc]
             return
         from ringsync.cluster.limits import Limiter
         from ringsync.config import load_config
-        from ringsync.sources.cdc_log import LogReader, joined
+        from ringsync.scylla.log_rows import MOST_BYTES
+        from ringsync.sources.cdc_log import LogReader, LogReadError, joined
 
         config = load_config(self._config_path)
         # A task cannot ask a driver for permits: it has its share of the limits, as if all tasks ran at once.
@@ -189,7 +197,13 @@ class ScyllaCdcLogReader(DataSourceReader):  # type: ignore[misc]
         reader = LogReader.open(cluster_settings(config), permits)
         reads = ((None, reader.begin(self._plan.log, *part)()) for part in partition.parts)
         for _, read in joined(reads):
-            found = read.decoded(self._plan.log, [self._plan.ttl_s] if self._plan.ttl_s else [])
+            if read.is_too_large:
+                raise LogReadError(
+                    f"{self._plan.log.full_name}: a request brings over {MOST_BYTES:,} bytes: read shorter times, by "
+                    "the options from and to"
+                )
+            ttls_s = [self._plan.ttl_s] if self._plan.ttl_s else []
+            found = read.decoded(self._plan.log, ttls_s, clock_ahead_s=self._plan.clock_ahead_s)
             if found.errors.num_rows and not (self._wants_problems or self._skips_damage):
                 first = found.errors.slice(0, 1).to_pylist()[0]
                 raise LogDamagedError(f"{first['file']}: {first['reason']}; damage=skip leaves such rows out")

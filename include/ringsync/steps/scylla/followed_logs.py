@@ -11,7 +11,7 @@ from typing import Any
 from ringsync.changes.identity import TableVersion
 from ringsync.cluster.generations import (
     Streams,
-    clock_offset_ms,
+    clocks,
     has_tablets,
     read_generation,
     read_times,
@@ -28,7 +28,7 @@ from ringsync.ring.ring import RingError
 from ringsync.schema.table import Schema, TableSchema, UnreadableTable
 from ringsync.scylla.generations import Generation, Interval, intervals
 from ringsync.scylla.log_schema import LOG_SUFFIX, LogTableError, log_table_of
-from ringsync.scylla.progress import Position, Rules
+from ringsync.scylla.progress import SLOT_MS, Position, Rules
 from ringsync.sources.cdc_log import Requests, grouped
 from ringsync.steps.scylla.log_task import FollowedLog
 from ringsync.steps.scylla.positions import log_begins_ms, note_log_begins
@@ -42,6 +42,12 @@ CLOCKS_EVERY_S = 60.0
 LEEWAY_MS = 5_000
 """So far may a write time be ahead of its coordinator's clock (S: cdc/metadata.cc)."""
 
+
+UNREADABLE_MS = 3_600_000
+"""Time after the end of a log that was lost after which it is given up if it cannot be read."""
+
+PLAN_MS = 120_000
+"""So late the loop may notice that a table has lost ``cdc``, or has it again: plans are made once a minute."""
 
 LONGEST_ROUND_MS = 180_000
 """A window is not made longer than this to ask less often: changes would be published too late."""
@@ -59,6 +65,7 @@ class FollowedTable:
     :ivar generations: all that are known, by their times, with their streams
     :ivar requests: what is asked for, of each of them, by its time
     :ivar ends_ms: it has lost its log at this moment: it is read up to it; None: it has one
+    :ivar begins_ms: it was read to its end before, and nobody has watched it since this moment; None: it is not so
     :ivar problem: why its log cannot be read; empty: it can
     """
 
@@ -70,6 +77,7 @@ class FollowedTable:
     has_tablets: bool = False
     ends_ms: int | None = None
     problem: str = ""
+    begins_ms: int | None = None
 
     @property
     def ttl_s(self) -> int:
@@ -104,13 +112,21 @@ class FollowedTable:
 class FollowedLogs:
     """Looks at the cluster, and remembers what has not changed.
 
-    :param before: the status of a run that ended a moment ago; empty: nobody has watched the cluster
+    :param silent_since_s: what :class:`Agreement` knew at the end of a run that ended a moment ago
+    :param unwatched_since_ms: when a run ended before, ms since the epoch; None: a moment ago
     """
 
-    def __init__(self, config: Config, store: ObjectStore, session: Any, before: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        config: Config,
+        store: ObjectStore,
+        session: Any,
+        silent_since_s: Mapping[str, float],
+        unwatched_since_ms: int | None,
+    ) -> None:
         self._config, self._store, self._session = config, store, session
-        self._agree = Agreement(session, time.time, before.get("silent_since_s", {}))
-        self._has_watched = bool(before)
+        self._agree = Agreement(session, time.time, silent_since_s)
+        self._unwatched_since_ms = unwatched_since_ms
         self._version = ""
         self._schema: Schema = Schema(())
         self._options: Mapping[str, CdcOptions] = {}
@@ -122,7 +138,7 @@ class FollowedLogs:
         self._grouped: dict[tuple[Streams, int, str], tuple[Generation, Requests]] = {}
         self._requests: dict[str, int] = {}
         self._left_ms: dict[str, int] = {}
-        self._clocks_s = 0.0
+        self._clocks_s: float | None = None
         self._ids: frozenset[str] = frozenset()
         self._plan: SyncPlan | None = None
         self._empty: set[int] = set()
@@ -133,13 +149,15 @@ class FollowedLogs:
         """Return the tables to read: those of the plan, and those that have lost their log until it is read to its end.
 
         :param positions: how far logs are read, by table id
-        :raises NotYetError: nodes disagree about the schema: a SELECT might leave out a column that is new
+        :param now_ms: the time by this host's clock, ms since the epoch
+        :raises NotYetError: nodes disagree about the schema: a SELECT might leave out a column that is new; or none
+            tells the time
         """
         self._look_at_schema()
         self._looked, self._requests, self._empty = {}, {}, set()
         if plan is not self._plan:
             self._plan, self._rings, self._streams = plan, {}, {}
-        if time.monotonic() - self._clocks_s >= CLOCKS_EVERY_S:
+        if self._clocks_s is None or time.monotonic() - self._clocks_s >= CLOCKS_EVERY_S:
             self._look_at_clocks()
         # The plan may be a little older than the schema: a table of the same name may be there meanwhile.
         tables = [self._table(one.table_id, one.schema, None) for one in plan.tables if self.is_there(one.table_id)]
@@ -147,7 +165,8 @@ class FollowedLogs:
         for table_id in planned & self._left_ms.keys():
             del self._left_ms[table_id]
         for table_id in positions.keys() - planned:
-            if (left := self._left(table_id, positions[table_id], now_ms)) is not None:
+            cluster_ms = now_ms + round(self.clock_ahead_ms)
+            if (left := self._left(table_id, positions[table_id], cluster_ms)) is not None:
                 tables.append(left)
         return tables
 
@@ -164,6 +183,12 @@ class FollowedLogs:
         known = [one.start_ms for one in table.described]
         begun = Position.begin(start_ms, known, self._config.scylla.window_ms, kept_from_ms)
         return replace(begun, ttl_s=ttl_s, log_id=table.log_id)
+
+    def begun_anew(self, table: FollowedTable, begins_ms: int) -> Position:
+        """Return where the reading of a log begins of which all was read until a moment."""
+        known = [one.start_ms for one in table.described]
+        begun = Position.begin(begins_ms, known, self._config.scylla.window_ms, begins_ms)
+        return replace(begun, ttl_s=table.ttl_s, log_id=table.log_id)
 
     def is_there(self, table_id: str) -> bool:
         """Tell whether there is a table."""
@@ -209,16 +234,10 @@ class FollowedLogs:
 
     def _look_at_clocks(self) -> None:
         """Compare the nodes' clocks: one that is behind writes longer to a generation, and to a window."""
-        offsets = []
-        for host in self._session.cluster.metadata.all_hosts():
-            if host.is_up is not False:
-                try:
-                    offsets.append(clock_offset_ms(self._session, host))
-                except NO_ANSWER:
-                    continue  # nobody writes to it, either, or the next look tells
-        if offsets:
-            self.clock_ahead_ms = mean_ms = sum(offsets) / len(offsets)
-            self.skew_ms = max(abs(offset_ms - mean_ms) for offset_ms in offsets)
+        found = clocks(self._session)
+        if found is None and self._clocks_s is None:
+            raise NotYetError("no node tells its time: logs are read once one does")
+        self.clock_ahead_ms, self.skew_ms = found or (self.clock_ahead_ms, self.skew_ms)
         self._clocks_s = time.monotonic()
 
     def _table(self, table_id: str, base: TableSchema, ends_ms: int | None) -> FollowedTable:
@@ -259,13 +278,33 @@ class FollowedLogs:
         return next((one for one in every if (one.keyspace, one.name) == names), None)
 
     def _left(self, table_id: str, position: Position, now_ms: int) -> FollowedTable | None:
-        """Return a table that has left the plan, until its log is read to the end; None: it is, or is gone. After a
-        time without us that is looked at anew: cdc may have been on meanwhile."""
+        """Return a table that has left the plan, until its log is read to the end; None: it is, or is gone.
+
+        After a time without us such a log is looked at anew, from then on: cdc may have been on meanwhile, unless the
+        configuration leaves the table out. What cannot be read for long ends with a gap.
+        """
         there = next((one for one in self._schema.tables if one.table_id == table_id), None)
-        has_ended = position.ends_ms if self._has_watched or there is None or self._log_of(there) is None else None
-        ends_ms = has_ended or self._left_ms.setdefault(table_id, now_ms + LEEWAY_MS)
-        is_done = position.until_ms >= ends_ms and not position.waiting and not position.again
-        return None if is_done or there is None else self._table(table_id, there, ends_ms)
+        if there is None:
+            return None
+        ends_ms, begins_ms = self._left_ms.get(table_id), None
+        if ends_ms is None and not position.has_ended:
+            ends_ms = position.ends_ms
+        elif ends_ms is None and (self._unwatched_since_ms is None or not self._may_have_had_cdc(there)):
+            return None
+        if ends_ms is None:
+            ends_ms = self._left_ms[table_id] = -(-(now_ms + LEEWAY_MS) // SLOT_MS) * SLOT_MS
+        if position.has_ended:
+            if position.ends_ms == ends_ms:
+                return None
+            begins_ms = max(position.until_ms, (self._unwatched_since_ms or 0) - PLAN_MS)
+        found = self._table(table_id, there, ends_ms)
+        if found.problem and now_ms >= ends_ms + UNREADABLE_MS:
+            print(f"ringsync: warning: {found.name} has left the sync, and is given up: {found.problem}", flush=True)
+            return FollowedTable(table_id, found.name, None, ends_ms=ends_ms)
+        return replace(found, begins_ms=begins_ms)
+
+    def _may_have_had_cdc(self, table: TableSchema) -> bool:
+        return self._config.sync.follows(table.full_name) and self._log_of(table) is not None
 
     def _streams_of(self, table: TableSchema) -> Streams:
         if table.keyspace not in self._streams:

@@ -15,6 +15,7 @@ from ringsync.scylla.progress import (
     Piece,
     Position,
     Rules,
+    Sweep,
     Waiting,
     advanced,
     again_end,
@@ -97,8 +98,9 @@ class Planned:
 
     def _ended(self) -> Position:
         """Return the position of a table that has no log any more."""
-        near, far = (replace(sweep, next_ms=None) for sweep in (self.position.near, self.position.far))
         until_ms = max(self.position.until_ms, self.end_ms or 0)
+        over = Sweep(until_ms + 2 * ARRIVAL_MARGIN_MS, until_ms)
+        near, far = over, over
         left = replace(self.position, until_ms=until_ms, ends_ms=self.end_ms, waiting=(), again=())
         return replace(left, near=near, far=far)
 
@@ -117,7 +119,7 @@ class Planned:
             return []
         lost = self._unread_of_window(now_ms)
         for kind in _SEARCHES - found.missed - self.resting if self.table.log is not None else ():
-            lost += self._expired_before(kind, self.position.expired_ms(now_ms))
+            lost += self._expired_before(kind, now_ms)
         return [(first, last) for first, last in lost if first < last]
 
     def _unread_of_window(self, now_ms: int) -> list[tuple[int, int]]:
@@ -126,33 +128,39 @@ class Planned:
         if self.end_ms is None:
             return []
         start_ms, held_ms = self.position.until_ms, [one.arrived_ms for one in self.position.waiting]
-        if self.table.log is None:
-            again_ms = [one.start_ms for one in self.position.again]
-            return [(min([start_ms, *held_ms, *again_ms, self.end_ms]), self.end_ms)]
-        if self.is_other_log:
-            return [(min([start_ms, *held_ms]), now_ms)]
-        kept_from_ms = self.table.kept_from_ms(min(self.position.ttls_s, default=0), now_ms)
-        found = [(min([start_ms, *held_ms]), min(kept_from_ms, self.end_ms))]
+        if self.table.log is None or self.is_other_log:
+            unread_ms = [*held_ms, *(one.start_ms for one in self.position.again), self.position.searched_ms]
+            return [(min(start_ms, *unread_ms), self.end_ms if self.table.log is None else now_ms)]
+        first_ms, (expired_ms, kept_from_ms) = (
+            min([start_ms, *held_ms]),
+            self.position.expired(min([start_ms, *held_ms]), now_ms),
+        )
+        begin_ms = self.table.intervals[0].start_ms
+        if begin_ms > first_ms:  # its generation is not described any more
+            expired_ms, kept_from_ms = first_ms, max(begin_ms, kept_from_ms)
+        found = [(expired_ms, min(kept_from_ms, self.end_ms))]
         for generation, interval in zip(self.table.generations, self.table.intervals, strict=True):
             if not generation.ranges:
                 end_ms = self.end_ms if interval.end_ms is None else min(self.end_ms, interval.end_ms)
                 found.append((max(interval.start_ms, found[-1][1], start_ms), end_ms))
         return found
 
-    def _expired_before(self, kind: Kind, expired_ms: int) -> list[tuple[int, int]]:
+    def _expired_before(self, kind: Kind, now_ms: int) -> list[tuple[int, int]]:
         """Return when rows arrived, or which were written, that may have expired before they were searched: by the
         sweep that ends now, or the step of what is read again."""
         position = self.position
         if kind == "again":
-            part = position.again[0] if position.again else None
+            if not position.again:
+                return []
+            first_ms, behind_ms = position.expired((part := position.again[0]).since_ms, now_ms)
             # Of streams that were never read all is missing, of other parts what came late.
-            is_new = part is not None and part.since_ms <= part.start_ms
-            return [(part.since_ms, min(expired_ms, again_end(position)) if is_new else expired_ms)] if part else []
+            is_new = part.since_ms <= part.start_ms
+            return [(first_ms, min(behind_ms, again_end(position)) if is_new else behind_ms)]
         sweep = position.near if kind == "near" else position.far
         end = near_end if kind == "near" else far_end
         until_ms = compared_until(position) if kind == "near" else position.until_ms
         is_over = sweep.next_ms is not None and end(position) >= until_ms
-        return [(sweep.before_ms - ARRIVAL_MARGIN_MS, expired_ms)] if is_over else []
+        return [position.expired(sweep.before_ms - ARRIVAL_MARGIN_MS, now_ms)] if is_over else []
 
     @property
     def is_other_log(self) -> bool:

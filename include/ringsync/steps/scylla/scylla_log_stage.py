@@ -124,9 +124,10 @@ class LogStager:
         self._number, self._positions = read_positions(store)
         self._trouble: dict[tuple[str, Kind], TableTrouble] = {}
         # A new run goes on counting how long tables have failed.
-        before = read_status(store, f"scylla_log_stage/{STATUS}")
-        lately = before if before is not None and 1000 * age_s(before, time.time()) < FAILED_LONG_MS else {}
-        self._followed = FollowedLogs(config, store, session, lately)
+        before = read_status(store, f"scylla_log_stage/{STATUS}") or {}
+        lately = before if before and 1000 * age_s(before, time.time()) < FAILED_LONG_MS else {}
+        unwatched_since_ms = None if lately else before.get("at_ms", 0)
+        self._followed = FollowedLogs(config, store, session, lately.get("silent_since_s", {}), unwatched_since_ms)
         self._failing_before: dict[str, int] = {
             log["table_id"]: log["failing_since_ms"]
             for log in lately.get("logs", {}).values()
@@ -147,7 +148,7 @@ class LogStager:
         elif _now_ms() < self._rests_until_ms:
             return
         try:
-            tables = self._followed.look(self._plan, self._positions, self._cluster_ms())
+            tables = self._followed.look(self._plan, self._positions, _now_ms())
         except NotYetError as error:
             if self._waits is None:
                 print(f"ringsync: warning: {error}", flush=True)
@@ -177,6 +178,8 @@ class LogStager:
     def _planned(self, table: FollowedTable, place: int, now_ms: int) -> Planned:
         cluster_ms = self._cluster_ms()
         position = self._positions.get(table.table_id) or self._followed.begin(table, cluster_ms)
+        if table.begins_ms is not None:
+            position = self._followed.begun_anew(table, table.begins_ms)
         position = replace(position.with_ttl(table.ttl_s, cluster_ms), ends_ms=table.ends_ms)
         resting = [kind for kind in get_args(Kind) if self._rests(table.table_id, kind, now_ms)]
         rules = self._followed.rules(table, position.ttls_s)
@@ -202,11 +205,12 @@ class LogStager:
                 "again": position.again or None,
             }
             table_id = one.table.table_id
+            is_read = position.ends_ms is not None and position.until_ms >= position.ends_ms
             is_busy = any(
                 going is not None and not self._rests(table_id, kind, now_ms) for kind, going in sweeping.items()
             )
             next_ms = position.until_ms + one.rules.confidence_ms + one.rules.window_ms - self._cluster_ms() + _now_ms()
-            at_ms = min(at_ms, now_ms if is_busy else next_ms)
+            at_ms = min(at_ms, now_ms if is_busy else at_ms if is_read else next_ms)
         return at_ms
 
     def _note_gap(self, table: FollowedTable, from_ms: int, until_ms: int) -> None:
@@ -248,6 +252,10 @@ class LogStager:
                 self._note_gap(one.table, *gap)
             if table_id not in failed or result.too_many:
                 positions[table_id] = one.taken(result)
+            elif table_id in positions:
+                # That the log has had this TTL counts, too, if it could not be read then.
+                known, seen = positions[table_id], one.position
+                positions[table_id] = replace(known, ttl_s=seen.ttl_s, former_ttls=seen.former_ttls)
             for kind in get_args(Kind):
                 if kind in result.failures:
                     self._note_failure(table_id, kind, result.failures[kind], _now_ms() - now_ms)
@@ -328,6 +336,8 @@ class LogStager:
             position, trouble = self._positions.get(table_id), self._trouble.get((table_id, "window"))
             of_sweeps = [one for (of, kind), one in self._trouble.items() if of == table_id and kind != "window"]
             until_ms = position.until_ms if position else 0
+            if position and trouble is None and position.ends_ms is not None and until_ms >= position.ends_ms:
+                continue  # it is read to its end, and only sweeps go on
             is_failing_long = trouble is not None and now_ms - trouble.since_ms >= FAILED_LONG_MS
             if not is_failing_long:
                 clear_at_ms = min(clear_at_ms, until_ms)
