@@ -142,6 +142,9 @@ class TestLeft:
         assert anew.begins_ms == NOW - HOUR - 120_000
         assert anew.ends_ms is not None
         assert anew.ends_ms > NOW
+        going_on = replace(ended, far=Sweep(ended.until_ms, 0))
+        (longer,) = self.left(going_on, unwatched_since_ms=NOW - HOUR)
+        assert (longer.begins_ms, longer.ends_ms) == (None, anew.ends_ms)
         self.follows = False
         assert self.left(ended, unwatched_since_ms=NOW - HOUR) == []
         self.follows, self.schema = True, Schema((followed().log.base,))

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,9 +17,11 @@ import pytest
 
 from ringsync.config.sections import Scylla
 from ringsync.ledger.staging import CDC_LOGS, commit_keys, decode_rows, get_commit, read_block
-from ringsync.scylla.progress import Rules
+from ringsync.scylla.progress import Position, Rules
+from ringsync.steps import loop
+from ringsync.steps.scylla import scylla_log_stage
 from ringsync.steps.scylla.followed_logs import FollowedLogs, FollowedTable
-from tests.scylla.test_log_stager import CELLS_TTL_S, MINUTE, NOW, Cluster, Row, Sync, generation
+from tests.scylla.test_log_stager import CELLS_TTL_S, MINUTE, NAME, NOW, TABLE_ID, Cluster, Row, Sync, generation
 from tests.scylla.test_log_task import HOUR, TTL_S
 
 ONLY = generation(NOW - 400 * HOUR, 1)
@@ -252,6 +255,124 @@ def test_a_smaller_ttl_is_no_gap_while_all_goes_on(sync_of: Callable[[Log], Sync
     log.ttl_s = 6 * 3600
     sync.run(12 * 60, step_ms=5 * MINUTE)
     assert not sync.gaps()
+
+
+class Switched(Log):
+    """A table whose cdc is switched on and off; the log stays. When it is off, the real code says what is left."""
+
+    is_on = True
+    unwatched_since_ms: int | None = None
+
+    def look(self, plan: Any, positions: Mapping[str, Position], now_ms: int) -> list[FollowedTable]:
+        (one,) = super().look(plan, positions, now_ms)
+        asked: Any = self.__dict__.setdefault("asked", SimpleNamespace(_left_ms={}, _requests={}))
+        asked._unwatched_since_ms, asked._may_have_had_cdc = self.unwatched_since_ms, lambda _: True
+        asked._schema = SimpleNamespace(tables=[SimpleNamespace(table_id=TABLE_ID)])
+        asked._table = lambda table_id, there, ends_ms: replace(one, ends_ms=ends_ms)
+        if self.is_on:
+            asked._left_ms.clear()
+            return [one]
+        left = (FollowedLogs._left(asked, table_id, position, now_ms) for table_id, position in positions.items())
+        return [found for found in left if found is not None]
+
+    def begun_anew(self, table: FollowedTable, begins_ms: int) -> Position:
+        known = [one.start_ms for one in table.described]
+        return replace(Position.begin(begins_ms, known, 15_000, begins_ms), ttl_s=table.ttl_s, log_id=table.log_id)
+
+
+def switched() -> Switched:
+    return Switched([ONLY], has_from_ms=None)
+
+
+def test_late_rows_are_found_after_cdc_was_switched_off(sync_of: Callable[[Log], Sync]) -> None:
+    sync = sync_of(log := switched())
+    sync.run(180, step_ms=MINUTE)
+    base_ms = log.now_ms
+    log.add(60, lambda number: base_ms + number * 50_000, 5 * MINUTE)
+    sync.run(50)
+    log.is_on = False
+    sync.run(24 * 60, step_ms=5 * MINUTE)
+    assert staged(sync).keys() == set(range(60))
+    assert not sync.gaps()
+    assert sync.position.has_ended
+    assert sync.stager.status()["logs"] == {}
+
+
+def test_what_was_written_while_nothing_could_be_read_is_read_although_cdc_is_off_again(
+    sync_of: Callable[[Log], Sync],
+) -> None:
+    """Over many runs, as they are by default."""
+    sync = sync_of(log := switched())
+    sync.run(60, step_ms=MINUTE)
+    log.is_on = False
+    sync.run(30 * 60, step_ms=10 * MINUTE)
+    assert sync.position.has_ended
+    log.is_on, log.failing = True, lambda *_: True
+    log.add(60, lambda number: log.now_ms + number * MINUTE, 0)
+    sync.run(60, step_ms=MINUTE)
+    log.is_on = False
+    for _ in range(4):
+        sync.run(10, step_ms=MINUTE)
+        log.asked._left_ms.clear()  # type: ignore[attr-defined]
+        sync.start()
+    log.failing = lambda *_: False
+    sync.run(20 * 60, step_ms=10 * MINUTE)
+    assert staged(sync).keys() == set(range(60))
+
+
+def test_a_table_that_has_left_and_cannot_be_read_is_given_up_with_a_gap(sync_of: Callable[[Log], Sync]) -> None:
+    sync = sync_of(log := switched())
+    sync.run(60, step_ms=MINUTE)
+    until_ms, log.failing, log.is_on = sync.position.until_ms, lambda *_: True, False
+    for _ in range(12):
+        sync.run(10, step_ms=MINUTE)
+        status = sync.stager.status()
+        loop.put_status(sync.store, "scylla_log_stage", scylla_log_stage.STATUS, status | {"error": None})
+        log.asked._left_ms.clear()  # type: ignore[attr-defined]
+        sync.start()
+    ((first_ms, last_ms),) = sync.gaps()
+    assert first_ms <= until_ms
+    assert last_ms == sync.position.ends_ms
+    assert sync.position.has_ended
+    assert sync.stager.status()["logs"] == {}
+
+
+def test_a_group_that_waits_in_a_log_that_has_ended_is_told(sync_of: Callable[[Log], Sync]) -> None:
+    """The command ``wait`` waits for it."""
+    sync = sync_of(log := switched())
+    sync.run(60, step_ms=MINUTE)
+    log.is_on = False
+    log.rows = [Row(STREAM, log.now_ms + 1000, 1, 0, log.now_ms + 1000, TTL_S, 1, 0, is_last=False)]
+    while not (sync.position.waiting and sync.position.until_ms == sync.position.ends_ms):
+        sync.run(0.5, step_ms=15_000)
+    assert sync.stager.status()["logs"][NAME]["waiting"] == 1
+    sync.run(10, step_ms=MINUTE)
+    assert (sync.stager.status()["logs"], staged(sync)) == ({}, {1: 1})
+
+
+@pytest.mark.parametrize("ttl_s", [TTL_S, 6 * 3600])
+def test_a_log_without_ttl_gets_one(sync_of: Callable[[Log], Sync], ttl_s: int) -> None:
+    """Nothing older has expired, though no far sweep was ever made."""
+    sync = sync_of(log := log_of(ttl_s=0))
+    log.add(60 * 6, lambda number: NOW + number * 10 * MINUTE, 0)
+    sync.run(60 * 60, step_ms=10 * MINUTE)
+    log.ttl_s = ttl_s
+    sync.run(60, step_ms=MINUTE)
+    assert not sync.gaps()
+    assert staged(sync) == dict.fromkeys(range(360), 1)
+
+
+def test_a_clock_that_was_wrong_for_a_while_hides_nothing(sync_of: Callable[[Log], Sync]) -> None:
+    sync = sync_of(log := log_of())
+    sync.run(20 * 60, step_ms=5 * MINUTE)
+    log.begin_ms, log.ahead_ms = log.now_ms, 4 * HOUR
+    sync.run(2)
+    log.ahead_ms = 0
+    base_ms = log.now_ms
+    log.add(60, lambda number: base_ms + (5 + number * 10) * MINUTE, 20 * MINUTE)
+    log.add(60, lambda number: base_ms + (5 + number * 10) * MINUTE, 5 * HOUR)
+    sync.run(30 * 60, step_ms=10 * MINUTE)
+    assert not lost(sync, log)
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.chaos) for seed in range(1, 40))])

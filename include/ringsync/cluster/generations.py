@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from statistics import median
 from typing import Any
 
 from cassandra import ConsistencyLevel, InvalidRequest
@@ -110,7 +111,7 @@ def clock_offset_ms(session: Any, host: Any = None) -> float:
 def clocks(session: Any) -> tuple[float, float] | None:
     """Compare the nodes' clocks. One that is behind writes longer to a generation, and to a window.
 
-    :returns: how far their mean is ahead of ours, and how far one is from the mean at most, ms; None: no node answers
+    :returns: how far their median is ahead of ours, and how far one is from it at most, ms; None: no node answers
     """
     offsets = []
     for host in session.cluster.metadata.all_hosts():
@@ -121,8 +122,8 @@ def clocks(session: Any) -> tuple[float, float] | None:
                 continue  # nobody writes to it, either, or the next look tells
     if not offsets:
         return None
-    mean_ms = sum(offsets) / len(offsets)
-    return mean_ms, max(abs(offset_ms - mean_ms) for offset_ms in offsets)
+    middle_ms = median(offsets)
+    return middle_ms, max(abs(offset_ms - middle_ms) for offset_ms in offsets)
 
 
 def _by_end(ranges: Any) -> tuple[StreamRange, ...]:

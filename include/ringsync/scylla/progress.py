@@ -164,11 +164,14 @@ class Position:
 
         :param ttl_s: s; 0: none
         """
-        former = self.former_ttls
+        former, far = self.former_ttls, self.far
         if ttl_s != self.ttl_s and self.ttl_s:
             former = (*former, (self.ttl_s, now_ms, min(self.until_ms, now_ms)))
+        if ttl_s and not self.ttl_s and not former:
+            # Nothing older has a TTL: it has not expired, and no far sweep could tell when it came.
+            far = replace(far, began_ms=max(far.began_ms, min(self.until_ms, now_ms)))
         left = tuple(one for one in former if not self._has_all_of(one[1]))
-        return replace(self, ttl_s=ttl_s, former_ttls=left)
+        return replace(self, ttl_s=ttl_s, former_ttls=left, far=far)
 
     def _has_all_of(self, moment_ms: int) -> bool:
         """Tell whether all is read that had arrived until a moment, rows with old timestamps included."""
@@ -353,7 +356,11 @@ def due(position: Position, now_ms: int, rules: Rules, first_ms: int) -> Positio
 
     :param first_ms: time of the first generation
     """
-    near, far = position.near, position.far
+    # One that began by a clock that was ahead began before.
+    near, far = (
+        replace(one, began_ms=one.before_ms) if one.began_ms > now_ms + ARRIVAL_MARGIN_MS else one
+        for one in (position.near, position.far)
+    )
     if near.next_ms is None and now_ms - near.began_ms >= rules.near_ms:
         # Of the first slot that part is compared that was read.
         begin_ms = max(_near_from_ms(position, rules), position.begin_ms // SLOT_MS * SLOT_MS)

@@ -37,7 +37,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -138,7 +138,14 @@ def plan_log(options: dict[str, str]) -> LogPlan:
     for one in intervals(read_times(session, streams)):
         last_ms = end_ms if one.end_ms is None else min(end_ms, one.end_ms + OVERLAP_MS)
         if max(start_ms, one.start_ms) < last_ms:
-            groups = grouped(read_generation(session, streams, one.start_ms), None)
+            generation = read_generation(session, streams, one.start_ms)
+            if not generation.ranges:
+                moment = datetime.fromtimestamp(one.start_ms / 1000, UTC)
+                raise ClusterError(
+                    f"ScyllaDB describes no streams of its CDC generation of {moment}: what was written from then on "
+                    "cannot be read; leave that time out, by the options from and to"
+                )
+            groups = grouped(generation, None)
             parts += [(group, max(start_ms, one.start_ms), last_ms) for group, _ in groups]
     found = cdc.get(base.table_id)
     return LogPlan(log, (found.ttl_s or None) if found else None, ahead_ms / 1000, tuple(parts))

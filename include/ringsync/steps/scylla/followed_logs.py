@@ -113,7 +113,8 @@ class FollowedLogs:
     """Looks at the cluster, and remembers what has not changed.
 
     :param silent_since_s: what :class:`Agreement` knew at the end of a run that ended a moment ago
-    :param unwatched_since_ms: when a run ended before, ms since the epoch; None: a moment ago
+    :param unwatched_since_ms: when a run before has looked at the cluster last, by the cluster's clock, ms since the
+        epoch; None: a moment ago
     """
 
     def __init__(
@@ -242,6 +243,10 @@ class FollowedLogs:
 
     def _table(self, table_id: str, base: TableSchema, ends_ms: int | None) -> FollowedTable:
         name = base.full_name
+
+        def unreadable(problem: str) -> FollowedTable:
+            return FollowedTable(table_id, name, None, ends_ms=ends_ms, problem=problem)
+
         try:
             now = next((one for one in self._schema.tables if one.table_id == table_id), base)
             version = self._versions[table_id] = version_of(self._store, now, self._versions.get(table_id))
@@ -250,10 +255,10 @@ class FollowedLogs:
                 return FollowedTable(table_id, name, None, ends_ms=ends_ms)
             if not isinstance(log, TableSchema):
                 reason = log.reason if log else "it is not there"
-                return FollowedTable(table_id, name, None, problem=f"log table {now.name}{LOG_SUFFIX}: {reason}")
+                return unreadable(f"log table {now.name}{LOG_SUFFIX}: {reason}")
             options = self._options.get(table_id)
             if options is not None and options.delta != "full":
-                return FollowedTable(table_id, name, None, problem=_KEYS_ONLY)
+                return unreadable(_KEYS_ONLY)
             ring = self._ring_of(now.keyspace)
             by_arrival = self._config.sync.bucket_by_of(name) == "arrival"
             ttl_s = (options.ttl_s if options is not None else 0) or None
@@ -262,11 +267,11 @@ class FollowedLogs:
             streams = self._streams_of(now)
             generations = self._generations_of(streams)
         except (TableVersionError, LogTableError) as error:
-            return FollowedTable(table_id, name, None, problem=str(error))
+            return unreadable(str(error))
         except NO_ANSWER as error:
-            return FollowedTable(table_id, name, None, problem=f"{type(error).__name__}: {error}")
+            return unreadable(f"{type(error).__name__}: {error}")
         if not generations:
-            return FollowedTable(table_id, name, None, problem="no generation of CDC streams is published")
+            return unreadable("no generation of CDC streams is published")
         is_own = streams.table is not None
         requests = {one.time_ms: self._requests_of(streams, one, None if is_own else ring) for one in generations}
         self._requests[table_id] = len(requests[generations[-1].time_ms])
@@ -287,10 +292,10 @@ class FollowedLogs:
         if there is None:
             return None
         ends_ms, begins_ms = self._left_ms.get(table_id), None
-        if ends_ms is None and not position.has_ended:
+        if ends_ms is None and (self._unwatched_since_ms is None or not self._may_have_had_cdc(there)):
+            if position.has_ended:
+                return None
             ends_ms = position.ends_ms
-        elif ends_ms is None and (self._unwatched_since_ms is None or not self._may_have_had_cdc(there)):
-            return None
         if ends_ms is None:
             ends_ms = self._left_ms[table_id] = -(-(now_ms + LEEWAY_MS) // SLOT_MS) * SLOT_MS
         if position.has_ended:
@@ -298,6 +303,8 @@ class FollowedLogs:
                 return None
             begins_ms = max(position.until_ms, (self._unwatched_since_ms or 0) - PLAN_MS)
         found = self._table(table_id, there, ends_ms)
+        if position.until_ms >= ends_ms:  # no window of it is read
+            self._requests.pop(table_id, None)
         if found.problem and now_ms >= ends_ms + UNREADABLE_MS:
             print(f"ringsync: warning: {found.name} has left the sync, and is given up: {found.problem}", flush=True)
             return FollowedTable(table_id, found.name, None, ends_ms=ends_ms)

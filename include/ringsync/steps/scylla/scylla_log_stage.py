@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, get_args
 
@@ -30,7 +30,7 @@ from ringsync.status import age_s, read_status
 from ringsync.steps import loop
 from ringsync.steps.application import Application, ExitCode, Report, StepError, driver_host, spark_is_gone
 from ringsync.steps.own_keyspace import create_state
-from ringsync.steps.scylla.followed_logs import FollowedLogs, FollowedTable, NotYetError
+from ringsync.steps.scylla.followed_logs import UNREADABLE_MS, FollowedLogs, FollowedTable, NotYetError
 from ringsync.steps.scylla.log_task import LogResult, LogTask, LogWork, TableResult
 from ringsync.steps.scylla.log_work import Planned, plan_end, plan_work
 from ringsync.steps.scylla.positions import read_positions
@@ -126,7 +126,9 @@ class LogStager:
         # A new run goes on counting how long tables have failed.
         before = read_status(store, f"scylla_log_stage/{STATUS}") or {}
         lately = before if before and 1000 * age_s(before, time.time()) < FAILED_LONG_MS else {}
-        unwatched_since_ms = None if lately else before.get("at_ms", 0)
+        self._watched_ms: int = before.get("watched_ms", 0)
+        has_watched = _now_ms() - self._watched_ms < FAILED_LONG_MS
+        unwatched_since_ms = None if has_watched else self._watched_ms
         self._followed = FollowedLogs(config, store, session, lately.get("silent_since_s", {}), unwatched_since_ms)
         self._failing_before: dict[str, int] = {
             log["table_id"]: log["failing_since_ms"]
@@ -158,10 +160,16 @@ class LogStager:
         self._waits = None
         self._names, self._looked = {table.table_id: table.name for table in tables}, True
         self._trouble = {key: one for key, one in self._trouble.items() if key[0] in self._names}
+        self._watched_ms = self._cluster_ms()
+        unreadable = {}
         for table in tables:
             if table.problem:
                 self._note_failure(table.table_id, "window", table.problem)
+                known = self._positions.get(table.table_id)
+                if known is not None and known.ends_ms != table.ends_ms:
+                    unreadable[table.table_id] = replace(known, ends_ms=table.ends_ms)
         now_ms = _now_ms()
+        tables = [replace(table, log=None) if self._is_given_up(table) else table for table in tables]
         tables = [table for table in tables if not table.problem and not self._rests(table.table_id, "window", now_ms)]
         read = [table for table in tables if table.log is not None]
         planned = [self._planned(table, place, now_ms) for place, table in enumerate(read)]
@@ -171,8 +179,9 @@ class LogStager:
             if table.log is None
         ]
         due = [one for one in planned if one.is_due]
-        if due or ended:
-            self._commit([*due, *ended], self._run(read, [work for one in due for work in one.works], newest), now_ms)
+        if due or ended or unreadable:
+            results = self._run(read, [work for one in due for work in one.works], newest)
+            self._commit([*due, *ended], results, now_ms, unreadable)
         self._rests_until_ms = self._rest(planned, now_ms)
 
     def _planned(self, table: FollowedTable, place: int, now_ms: int) -> Planned:
@@ -184,6 +193,14 @@ class LogStager:
         resting = [kind for kind in get_args(Kind) if self._rests(table.table_id, kind, now_ms)]
         rules = self._followed.rules(table, position.ttls_s)
         return plan_work(table, position, place, cluster_ms, rules, resting=resting)
+
+    def _is_given_up(self, table: FollowedTable) -> bool:
+        """Tell whether a table that has left the sync could not be read for so long that its end is told as a gap."""
+        trouble = self._trouble.get((table.table_id, "window"))
+        if table.problem or table.ends_ms is None or trouble is None:
+            return False
+        failed_ms = min(_now_ms() - trouble.since_ms, self._cluster_ms() - table.ends_ms)
+        return failed_ms >= UNREADABLE_MS
 
     def _cluster_ms(self) -> int:
         """Return the time by the clock of the cluster, ms since the epoch: by it rows are written, and arrive."""
@@ -238,24 +255,28 @@ class LogStager:
         dealt = [work for first in range(count) for work in works[first::count]]
         return list(self._context.parallelize(dealt, count).mapPartitions(task).collect())
 
-    def _commit(self, planned: Sequence[Planned], results: Sequence[LogResult], now_ms: int) -> None:
+    def _commit(
+        self,
+        planned: Sequence[Planned],
+        results: Sequence[LogResult],
+        now_ms: int,
+        unreadable: Mapping[str, Position],
+    ) -> None:
         """Make durable what was read of the tables that have not failed.
 
+        :param unreadable: positions of tables that cannot be read
         :raises StepError: the counts do not reconcile
         """
         found = {one.table.table_id: _of_table(results, one.table.table_id) for one in planned}
         failed = {table_id for table_id, result in found.items() if "window" in result.missed}
         positions = {table_id: one for table_id, one in self._positions.items() if self._followed.is_there(table_id)}
+        positions |= unreadable
         for one in planned:
             table_id, result = one.table.table_id, found[one.table.table_id]
             for gap in one.unread(self._cluster_ms(), result):
                 self._note_gap(one.table, *gap)
-            if table_id not in failed or result.too_many:
-                positions[table_id] = one.taken(result)
-            elif table_id in positions:
-                # That the log has had this TTL counts, too, if it could not be read then.
-                known, seen = positions[table_id], one.position
-                positions[table_id] = replace(known, ttl_s=seen.ttl_s, former_ttls=seen.former_ttls)
+            # What is known of a log, its end and its TTL, counts, too, if it could not be read then.
+            positions[table_id] = one.taken(result)
             for kind in get_args(Kind):
                 if kind in result.failures:
                     self._note_failure(table_id, kind, result.failures[kind], _now_ms() - now_ms)
@@ -336,10 +357,12 @@ class LogStager:
             position, trouble = self._positions.get(table_id), self._trouble.get((table_id, "window"))
             of_sweeps = [one for (of, kind), one in self._trouble.items() if of == table_id and kind != "window"]
             until_ms = position.until_ms if position else 0
-            if position and trouble is None and position.ends_ms is not None and until_ms >= position.ends_ms:
-                continue  # it is read to its end, and only sweeps go on
+            ends_ms = position.ends_ms if position and not position.waiting and trouble is None else None
+            is_read = ends_ms is not None and until_ms >= ends_ms  # only sweeps go on
+            if is_read and not of_sweeps:
+                continue
             is_failing_long = trouble is not None and now_ms - trouble.since_ms >= FAILED_LONG_MS
-            if not is_failing_long:
+            if not is_failing_long and not is_read:
                 clear_at_ms = min(clear_at_ms, until_ms)
             logs[name] = {
                 "until_ms": until_ms,
@@ -356,7 +379,8 @@ class LogStager:
             "errors": self._counts["log_errors"],
             "errors_surplus": self._surplus,
         }
-        return {"logs": logs, "clear_at_ms": clear_at_ms, **self._followed.status(), **counts}
+        seen = {"clear_at_ms": clear_at_ms, "watched_ms": self._watched_ms}
+        return {"logs": logs, **seen, **self._followed.status(), **counts}
 
     def report(self) -> Report:
         """Return what was staged by this run."""
