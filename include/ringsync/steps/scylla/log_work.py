@@ -127,14 +127,13 @@ class Planned:
         known; and all of it if the log is gone, or is another one."""
         if self.end_ms is None:
             return []
-        start_ms, held_ms = self.position.until_ms, [one.arrived_ms for one in self.position.waiting]
+        start_ms = self.position.until_ms
+        first_ms = min([start_ms, *(one.arrived_ms for one in self.position.waiting)])
         if self.table.log is None or self.is_other_log:
-            unread_ms = [*held_ms, *(one.start_ms for one in self.position.again), self.position.searched_ms]
-            return [(min(start_ms, *unread_ms), self.end_ms if self.table.log is None else now_ms)]
-        first_ms, (expired_ms, kept_from_ms) = (
-            min([start_ms, *held_ms]),
-            self.position.expired(min([start_ms, *held_ms]), now_ms),
-        )
+            unread_ms = [one.start_ms for one in self.position.again]
+            end_ms = self.end_ms if self.table.log is None else now_ms
+            return [(min([first_ms, self.position.searched_ms, *unread_ms]), end_ms)]
+        expired_ms, kept_from_ms = self.position.expired(first_ms, now_ms)
         begin_ms = self.table.intervals[0].start_ms
         if begin_ms > first_ms:  # its generation is not described any more
             expired_ms, kept_from_ms = first_ms, max(begin_ms, kept_from_ms)
@@ -152,7 +151,8 @@ class Planned:
         if kind == "again":
             if not position.again:
                 return []
-            first_ms, behind_ms = position.expired((part := position.again[0]).since_ms, now_ms)
+            part = position.again[0]
+            first_ms, behind_ms = position.expired(part.since_ms, now_ms)
             # Of streams that were never read all is missing, of other parts what came late.
             is_new = part.since_ms <= part.start_ms
             return [(first_ms, min(behind_ms, again_end(position)) if is_new else behind_ms)]

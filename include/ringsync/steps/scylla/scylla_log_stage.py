@@ -128,7 +128,7 @@ class LogStager:
         lately = before if before and 1000 * age_s(before, time.time()) < FAILED_LONG_MS else {}
         self._watched_ms: int = before.get("watched_ms", 0)
         has_watched = _now_ms() - self._watched_ms < FAILED_LONG_MS
-        unwatched_since_ms = None if has_watched else self._watched_ms
+        unwatched_since_ms = None if has_watched else self._watched_ms + before.get("clock_ahead_ms", 0)
         self._followed = FollowedLogs(config, store, session, lately.get("silent_since_s", {}), unwatched_since_ms)
         self._failing_before: dict[str, int] = {
             log["table_id"]: log["failing_since_ms"]
@@ -160,7 +160,7 @@ class LogStager:
         self._waits = None
         self._names, self._looked = {table.table_id: table.name for table in tables}, True
         self._trouble = {key: one for key, one in self._trouble.items() if key[0] in self._names}
-        self._watched_ms = self._cluster_ms()
+        self._watched_ms = _now_ms()
         unreadable = {}
         for table in tables:
             if table.problem:
@@ -379,7 +379,8 @@ class LogStager:
             "errors": self._counts["log_errors"],
             "errors_surplus": self._surplus,
         }
-        seen = {"clear_at_ms": clear_at_ms, "watched_ms": self._watched_ms}
+        ahead_ms = round(self._followed.clock_ahead_ms)
+        seen = {"clear_at_ms": clear_at_ms, "watched_ms": self._watched_ms, "clock_ahead_ms": ahead_ms}
         return {"logs": logs, **seen, **self._followed.status(), **counts}
 
     def report(self) -> Report:
