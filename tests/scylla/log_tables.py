@@ -113,11 +113,11 @@ def tables_of(columns: str, key: str, *, types: str = "", options: str = "") -> 
 
 def of_base(base: TableSchema, of_type: str = "") -> Tables:
     """Make the tables of a base table."""
-    (log,) = parse_schema(of_type + _log_text(base), "test").tables
+    (log,) = parse_schema(of_type + log_text(base), "test").tables
     return Tables(base, log_table_of(base, log), _scylla_table(base), _commitlog_table(base))
 
 
-def _log_text(base: TableSchema) -> str:
+def log_text(base: TableSchema) -> str:
     """CREATE TABLE of the log, by the rules of cdc/log.cc (add_columns_to_cdc_log)."""
     columns = {**_METADATA, **{key.name: str(key.type) for key in base.key_columns}}
     for column in base.value_columns:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ringsync.cluster.generations import Streams
+from ringsync.cluster.generations import Streams, clocks
 from ringsync.cluster.scylla import CdcOptions
 from ringsync.schema.from_cql import parse_schema
 from ringsync.schema.table import Schema, UnreadableTable
@@ -19,7 +20,7 @@ from ringsync.steps.scylla.log_task import TableResult
 from ringsync.steps.scylla.log_work import plan_end
 from ringsync.steps.scylla.positions import note_log_begins
 from ringsync.storage.local import LocalStore
-from tests.scylla.log_tables import _log_text
+from tests.scylla.log_tables import log_text
 from tests.scylla.test_log_stager import TABLE_ID, generation
 from tests.scylla.test_log_task import RULES, TTL_S, followed
 
@@ -91,6 +92,24 @@ def test_tables_that_have_lost_their_log_or_their_name(tmp_path: Path, monkeypat
     assert logs.look(planned, {}, NOW) == []
 
 
+def test_one_wrong_clock_does_not_move_that_of_the_cluster() -> None:
+    hosts = [SimpleNamespace(is_up=True, ahead_ms=ahead_ms) for ahead_ms in (1000, 1200, 43_200_000)]
+
+    def execute(_: str, host: Any) -> Any:
+        row = SimpleNamespace(now_ms=time.time() * 1000 + host.ahead_ms)
+        return SimpleNamespace(one=lambda: row)
+
+    session = SimpleNamespace(
+        cluster=SimpleNamespace(metadata=SimpleNamespace(all_hosts=lambda: hosts)), execute=execute
+    )
+    found = clocks(session)
+    assert found is not None
+    assert found[0] == pytest.approx(1200, abs=500)
+    assert found[1] == pytest.approx(43_198_800, abs=1000)
+    hosts.clear()
+    assert clocks(session) is None
+
+
 class TestLeft:
     """Tables that have left the plan, at a moment when their log is there."""
 
@@ -98,7 +117,7 @@ class TestLeft:
     def _schema(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.store = LocalStore(tmp_path)
         base = followed().log.base
-        (log,) = parse_schema(_log_text(base), "log").tables
+        (log,) = parse_schema(log_text(base), "log").tables
         self.schema, self.options = Schema((base, replace(log, table_id="66" * 16))), CdcOptions(False)
         self.follows, only = True, generation(NOW - 9 * HOUR)
 

@@ -20,7 +20,7 @@ from ringsync.ledger.staging import CDC_LOGS, commit_keys, decode_rows, get_comm
 from ringsync.scylla.progress import Position, Rules
 from ringsync.steps import loop
 from ringsync.steps.scylla import scylla_log_stage
-from ringsync.steps.scylla.followed_logs import FollowedLogs, FollowedTable
+from ringsync.steps.scylla.followed_logs import FollowedLogs, FollowedTable, NotYetError
 from tests.scylla.test_log_stager import CELLS_TTL_S, MINUTE, NAME, NOW, TABLE_ID, Cluster, Row, Sync, generation
 from tests.scylla.test_log_task import HOUR, TTL_S
 
@@ -348,6 +348,25 @@ def test_a_group_that_waits_in_a_log_that_has_ended_is_told(sync_of: Callable[[L
     assert sync.stager.status()["logs"][NAME]["waiting"] == 1
     sync.run(10, step_ms=MINUTE)
     assert (sync.stager.status()["logs"], staged(sync)) == ({}, {1: 1})
+
+
+def test_the_status_says_why_nothing_is_read(sync_of: Callable[[Log], Sync], monkeypatch: pytest.MonkeyPatch) -> None:
+    sync = sync_of(log := log_of())
+    sync.run(1)
+    watched_ms = sync.stager.status()["watched_ms"]
+
+    def look(*_: Any) -> list[FollowedTable]:
+        raise NotYetError("nodes disagree")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(log, "look", look)
+        sync.run(0.5)
+        assert sync.stager.waits is None, "nodes often disagree for a moment"
+        sync.run(2)
+        assert sync.stager.waits == "nodes disagree"
+        assert sync.stager.status()["watched_ms"] == watched_ms
+    sync.run(1)
+    assert sync.stager.waits is None
 
 
 @pytest.mark.parametrize("ttl_s", [TTL_S, 6 * 3600])
