@@ -274,31 +274,29 @@ def test_the_replica_believes_the_log_as_long(
     assert found["v0"].to_pylist() == expected["v0"].to_pylist()
 
 
-@pytest.mark.parametrize(("read_until_us", "is_there"), [(AT, False), (AT + 1, True)])
+@pytest.mark.parametrize(("after_us", "is_there"), [(0, False), (1, True)])
 def test_a_row_whose_deletion_is_believed_does_not_live_by_what_nobody_knows(
-    lake: Lake, monkeypatch: pytest.MonkeyPatch, read_until_us: int, is_there: bool
+    lake: Lake, monkeypatch: pytest.MonkeyPatch, after_us: int, is_there: bool
 ) -> None:
     """It was without cells in the replica, for ever: its unknown liveness might have been newer, by other clocks."""
     before = selected(TEXTS, INSERTED | {"cells": [cell("old", BEFORE)]}, True)
     shown_by(monkeypatch, before)
     write_base(lake.conf.parent / "lake", TEXTS, pa.Table.from_batches([before]))
     replica = state_of(lake.conf.parent / "lake", TEXTS)
-    replica = replace(replica, live_known_from_us=read_until_us + CLOCK_SKEW_US)
+    replica = replace(replica, live_known_from_us=AT + after_us + CLOCK_SKEW_US)
     reader = replace(reader_of(lake, TEXTS), mode="replica", replica=replica)
     found = complete_rows(reader, row(TEXTS, DELETED)).images
     assert found["v0"].to_pylist() == [None]
     assert alive(found, TEXTS, int(time.time())).tolist() == [is_there]
 
 
-@pytest.mark.parametrize(
-    ("dead_until_us", "was_read", "is_there"), [(AT, True, False), (AT + 1, True, True), (AT + 1, False, False)]
-)
+@pytest.mark.parametrize(("after_us", "was_read", "is_there"), [(0, True, False), (1, True, True), (1, False, False)])
 def test_an_unknown_liveness_ends_with_a_later_deletion_or_a_read_that_shows_no_row(
-    dead_until_us: int, was_read: bool, is_there: bool
+    after_us: int, was_read: bool, is_there: bool
 ) -> None:
     """All rows of a partition are believed with its static cells, also one that a read has shown to be gone."""
     image = selected(TEXTS, DELETED, True)
-    found = without_deleted_livenesses(image, TEXTS, dead_until_us, np.array([was_read]))
+    found = without_deleted_livenesses(image, TEXTS, AT + after_us, np.array([was_read]))
     assert alive(found, TEXTS, int(time.time())).tolist() == [is_there]
 
 
@@ -350,15 +348,15 @@ SIMPLE = TableSchema("shop", "t", "5" * 32, (Column("id", "partition_key", INT),
 
 
 @pytest.mark.parametrize("all_alive", [False, True])
-@pytest.mark.parametrize("at", [BEFORE, AT + 10])
+@pytest.mark.parametrize("is_later", [False, True])
 def test_the_deletion_of_a_partition_waits_as_the_rows_under_it_do(
-    lake: Lake, monkeypatch: pytest.MonkeyPatch, at: int, all_alive: bool
+    lake: Lake, monkeypatch: pytest.MonkeyPatch, is_later: bool, all_alive: bool
 ) -> None:
     """All else of the slice is published, and who takes the newest has what the quorum shows."""
     version, table = TableVersion.first(SIMPLE), SIMPLE
     rows = [Write(id_, None, value, AT + id_).row(table, "a") for id_, value in ((1, None), (2, "there"))]
     rows[1] |= {"kind": ROW, "clustering": bytes(4), "deletion": None}
-    there = [Write(1, None, "shown", at).row(table, "a"), rows[1]]
+    there = [Write(1, None, "shown", AT + 10 if is_later else BEFORE).row(table, "a"), rows[1]]
     there[0] |= {"kind": ROW, "clustering": bytes(4), "deletion": None}
     shown = row_images_of(merged(pa.RecordBatch.from_pylist(there, STAGED_ROWS), table), table, "raw")
     by_key = {key: n for n, key in enumerate(shown["id"].to_pylist())}
@@ -380,7 +378,7 @@ def test_the_deletion_of_a_partition_waits_as_the_rows_under_it_do(
     bucket = str(Bucket(AT // 1000 // 60_000 * 60_000, 60_000))
     slices = [SliceOfBucket(bucket, (reading,), (), ())]
     found = close_slice(context, lake.store, StagedFiles(lake.store, version), "0000", slices, by_arrival=False)
-    waits = at == BEFORE and not all_alive
+    waits = not is_later and not all_alive
     waiting = [version.from_store(decode_rows(lake.store.get(stat.key))) for stat in lake.store.list(LATE_ROWS)]
     assert [one["digest"].to_pylist() for one in waiting] == [[rows[0]["digest"]]] * waits
     assert (found.open, found.outputs and found.outputs.rows) == (waits, 2 - waits)
