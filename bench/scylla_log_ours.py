@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 from ringsync.changes.columns import columns_of
 from ringsync.changes.schema import NEVER, TOMBSTONE
 from ringsync.cluster.cluster import read_ring
-from ringsync.cluster.generations import Streams, read_generation
+from ringsync.cluster.generations import Clocks, Streams, read_generation
 from ringsync.cluster.limits import Limiter
 from ringsync.cluster.schema import read_table
 from ringsync.cluster.session import ClusterSettings, close_all, connect
@@ -33,6 +33,8 @@ from ringsync.scylla.log_rows import LogRows
 from ringsync.scylla.log_schema import LOG_SUFFIX, LogTable, log_table_of
 from ringsync.sources.cdc_log import LogRead, LogReader, Requests, grouped, joined
 from ringsync.steps.scylla.log_task import READS_AT_ONCE
+
+CLOCKS = Clocks(0, 0, 0, "")
 
 
 def read_all(reader: LogReader, requests: Requests, table: LogTable, order: dict[str, Any]) -> Iterator[LogRows]:
@@ -48,7 +50,7 @@ def read_all(reader: LogReader, requests: Requests, table: LogTable, order: dict
             yield None, read()
 
     for _, found in joined(reads()):
-        yield found.decoded(table, [order["ttl_s"]], clock_ahead_s=0.0)
+        yield found.decoded(table, [order["ttl_s"]], clocks=CLOCKS)
 
 
 def count(batch: pa.RecordBatch, table: LogTable) -> dict[str, int]:

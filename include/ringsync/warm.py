@@ -66,7 +66,7 @@ def warm() -> None:
     _read_record(table)
     _read_sstable(table)
     # A row without anything of the log of a set: logs that have only columns of one cell do not need all kernels.
-    log = LogTable(table, "warm", (LogColumn(0, "warm", cql.SetType(cql.Native("int")), SET, False),), (), True)
+    log = LogTable(table, "warm", (LogColumn(0, "warm", cql.SetType(cql.Native("int")), SET, False),), True)
     decode_log([struct.pack(">i", 1) + _NULL * len(log.layout)], log, read_at_s=NOW, log_ttls_s=[1])
     origin: dict[str, Any] = {"hostname": "", "processed_at_ms": 0, "schema_version": 1}
     messages = snapshot_messages(batch, table, "warm", "exact", **origin)

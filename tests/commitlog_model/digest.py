@@ -11,9 +11,12 @@ from tests.commitlog_model.murmur3 import murmur3, signed
 _KINDS = ("row", "static", "partition_deletion", "range_deletion")
 
 
-def digest(change: dict[str, Any]) -> str:
-    """The 128 bits as 32 hex digits."""
-    return "{:016x}{:016x}".format(*murmur3(canonical_bytes(change)))
+def digest(change: dict[str, Any], time: bytes = b"") -> str:
+    """The 128 bits as 32 hex digits.
+
+    :param time: ``cdc$time`` of a row of a CDC log with a TTL
+    """
+    return "{:016x}{:016x}".format(*murmur3(canonical_bytes(change) + time))
 
 
 def canonical_bytes(change: dict[str, Any]) -> bytes:

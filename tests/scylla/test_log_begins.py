@@ -15,7 +15,7 @@ from ringsync.cluster.scylla import CdcOptions
 from ringsync.schema.from_cql import parse_schema
 from ringsync.schema.table import Schema, UnreadableTable
 from ringsync.scylla.progress import SLOT_MS, Position, Sweep
-from ringsync.steps.scylla.followed_logs import FollowedLogs, FollowedTable
+from ringsync.steps.scylla.followed_logs import FollowedLogs, FollowedTable, _ByName
 from ringsync.steps.scylla.log_task import TableResult
 from ringsync.steps.scylla.log_work import plan_end
 from ringsync.steps.scylla.positions import note_log_begins
@@ -63,7 +63,7 @@ def test_tables_that_have_lost_their_log_or_their_name(tmp_path: Path, monkeypat
     schema = Schema((base,))
 
     def look_at_schema(logs: FollowedLogs) -> None:
-        logs._schema, logs._ids = schema, schema.ids
+        logs._schema = _ByName.of(schema)
 
     monkeypatch.setattr(FollowedLogs, "_look_at_schema", look_at_schema)
     monkeypatch.setattr(FollowedLogs, "_look_at_clocks", lambda _: None)
@@ -93,7 +93,10 @@ def test_tables_that_have_lost_their_log_or_their_name(tmp_path: Path, monkeypat
 
 
 def test_one_wrong_clock_does_not_move_that_of_the_cluster() -> None:
-    hosts = [SimpleNamespace(is_up=True, ahead_ms=ahead_ms) for ahead_ms in (1000, 1200, 43_200_000)]
+    hosts = [
+        SimpleNamespace(is_up=True, ahead_ms=ahead_ms, endpoint=name)
+        for name, ahead_ms in (("a", 1000), ("b", 1200), ("c", 43_200_000))
+    ]
 
     def execute(_: str, host: Any) -> Any:
         row = SimpleNamespace(now_ms=time.time() * 1000 + host.ahead_ms)
@@ -104,8 +107,10 @@ def test_one_wrong_clock_does_not_move_that_of_the_cluster() -> None:
     )
     found = clocks(session)
     assert found is not None
-    assert found[0] == pytest.approx(1200, abs=500)
-    assert found[1] == pytest.approx(43_198_800, abs=1000)
+    assert found.ahead_ms == pytest.approx(1200, abs=500)
+    assert found.error_ms == pytest.approx(43_198_800, abs=1000)
+    assert found.behind_ms == pytest.approx(200, abs=100)
+    assert found.worst == "c"
     hosts.clear()
     assert clocks(session) is None
 
@@ -122,7 +127,7 @@ class TestLeft:
         self.follows, only = True, generation(NOW - 9 * HOUR)
 
         def look_at_schema(logs: FollowedLogs) -> None:
-            logs._schema, logs._ids, logs._options = self.schema, self.schema.ids, {TABLE_ID: self.options}
+            logs._schema, logs._options = _ByName.of(self.schema), {TABLE_ID: self.options}
 
         monkeypatch.setattr(FollowedLogs, "_look_at_schema", look_at_schema)
         monkeypatch.setattr(FollowedLogs, "_look_at_clocks", lambda _: None)

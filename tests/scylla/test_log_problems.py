@@ -136,6 +136,7 @@ class TestRanges:
             (START, END | {"cdc$stream_id": bytes(16)}),
             (START, END | {"v": 5}),
             (END, START),
+            (row(0, 5, last=False), row(1, 7)),
         ],
     )
     def test_both_are_errors_otherwise(self, rows: tuple[dict[str, Any], ...]) -> None:
@@ -222,9 +223,14 @@ class TestAlter:
         after = replace(tables, base=dropped, log=log)
         assert changes(after, row(a=1, b=0)) == [of_row(live("a", ONE), live("b", ZERO), ck=())]
 
-    def test_a_column_was_dropped_with_all_that_a_row_set(self) -> None:
+    @pytest.mark.parametrize(("dropped_at", "is_empty"), [(T, True), (T - 60_000_000, False)])
+    def test_a_column_was_dropped_with_all_that_a_row_set(self, dropped_at: int, is_empty: bool) -> None:
+        """What was written after that must set another one."""
         tables = tables_of("pk int, b int", "pk")
-        assert tables.decode(tables.page([row()])).counts.empty == 1
+        dropped = replace(tables.base, dropped=(DroppedColumn("a", "regular", Native("int"), dropped_at),))
+        after = replace(tables, base=dropped, log=replace(tables.log, base=dropped))
+        counts = after.decode(after.page([row()])).counts
+        assert (counts.empty, counts.errors) == (is_empty, not is_empty)
 
     def test_a_type_got_another_field(self) -> None:
         grown = tables_of("pk int, ck int, u u", "pk, ck", types="a int, b text, c int")

@@ -179,9 +179,19 @@ class TestBasicOperations:
         assert shown(ATOMIC, found) == [of_row(live("a", ZERO))]
         assert (found.counts.images, found.counts.changed, found.groups.complete.tolist()) == (2, 1, [True])
 
-    def test_an_update_that_sets_nothing_is_counted(self) -> None:
+    def test_an_update_that_sets_nothing_is_an_error(self) -> None:
+        """Scylla logs none: the log did not have what it has set (``delta: keys``)."""
         found = ATOMIC.decode(ATOMIC.page([row(ck=0, ttl=5)]))
-        assert (found.rows.num_rows, found.counts.empty) == (0, 1)
+        assert (found.rows.num_rows, found.counts.errors) == (0, 1)
+        assert "sets nothing" in found.errors["reason"][0].as_py()
+
+    @pytest.mark.parametrize("ttl", [None, 5])
+    def test_the_same_write_twice_with_a_ttl_is_two_changes(self, ttl: int | None) -> None:
+        """The later one expires later, which nothing but its arrival says; without a TTL both are one."""
+        again = UUID(bytes=TIME.bytes[:15] + bytes([TIME.bytes[15] ^ 1]))
+        rows = [row(0, 2, ck=0, a=0, ttl=ttl, time=time) for time in (TIME, again)]
+        found = ATOMIC.decode(ATOMIC.page(rows))
+        assert len(found.rows["digest"].unique()) == (2 if ttl else 1)
 
 
 FIRST, SECOND = UUID("db3214f0-2fe9-11eb-af55-000000000001"), UUID("db3214f1-2fe9-11eb-af55-000000000001")
@@ -284,6 +294,26 @@ class TestArrival:
         assert shown(ATOMIC, found) == [expected]
         assert later.rows["digest"].equals(found.rows["digest"])
         assert self.decode(None).rows["digest"].equals(found.rows["digest"])
+
+    @pytest.mark.parametrize(
+        ("arrived_later_s", "took_s", "expected_later_s"),
+        [(0, 0, 0), (0, 1, 0), (1, 1, 1), (2, 0, 2), (2, 1, 2), (-1, 1, 0), (-2, 1, -1)],
+    )
+    def test_a_timestamp_a_little_aside_is_believed_as_far_as_the_ttl_allows(
+        self, arrived_later_s: int, took_s: int, expected_later_s: int
+    ) -> None:
+        """It may be a client's. The arrival is known to a second, and to the time that the page took."""
+        remaining = LOG_TTL - (100 - arrived_later_s)
+        rows = [row(0, 2, ck=0, a=0, ttl=50) | {'TTL("cdc$operation")': remaining}]
+        found = ATOMIC.decode(ATOMIC.page(rows), read_at_s=S + 100, log_ttls_s=(LOG_TTL,), took_s=took_s)
+        assert found.rows["cells"].to_pylist()[0][0]["local_deletion_time"] == S + 50 + expected_later_s
+
+    @pytest.mark.parametrize("node_ahead_s", [-120, -3, 0, 5, 60])
+    def test_the_clock_of_the_node_that_tells_what_is_left_may_be_wrong(self, node_ahead_s: int) -> None:
+        rows = [row(0, 2, ck=0, a=0, ttl=50) | {'TTL("cdc$operation")': LOG_TTL - 100 - node_ahead_s}]
+        error_s = abs(node_ahead_s)
+        found = ATOMIC.decode(ATOMIC.page(rows), read_at_s=S + 100, log_ttls_s=(LOG_TTL,), error_s=error_s)
+        assert found.rows["cells"].to_pylist()[0][0]["local_deletion_time"] == S + 50
 
     @pytest.mark.parametrize("remaining", [None, 86_401])
     def test_unknown(self, remaining: int | None) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from ringsync.cluster.generations import Clocks
 from ringsync.ledger.gaps import Gaps
 from ringsync.ledger.staging import CDC_LOGS, commit_keys, get_commit, read_block
 from ringsync.scylla import progress
@@ -23,8 +24,8 @@ from ringsync.scylla.progress import Position, Rules
 from ringsync.scylla.stream_ids import StreamId
 from ringsync.sources.cdc_log import LogRead, grouped
 from ringsync.steps import loop
-from ringsync.steps.scylla import log_task, scylla_log_stage
-from ringsync.steps.scylla.followed_logs import FollowedTable
+from ringsync.steps.scylla import log_task, log_work, scylla_log_stage
+from ringsync.steps.scylla.followed_logs import FollowedLogs, FollowedTable
 from ringsync.steps.scylla.positions import read_positions
 from ringsync.steps.scylla.scylla_log_stage import LogStager
 from ringsync.storage.local import LocalStore
@@ -111,8 +112,8 @@ class Cluster:
 
     # What the stager asks of FollowedLogs:
     @property
-    def clock_ahead_ms(self) -> float:
-        return self.ahead_ms
+    def clocks(self) -> Clocks:
+        return Clocks(self.ahead_ms, 0, 0, "")
 
     def look(self, plan: Any, positions: Mapping[str, Position], now_ms: int) -> list[FollowedTable]:
         if self.ends_ms is not None:
@@ -128,7 +129,14 @@ class Cluster:
     def begin(self, table: FollowedTable, now_ms: int) -> Position:
         known = [one.start_ms for one in table.described]
         begun = Position.begin(self.begin_ms, known, RULES.window_ms, self.begin_ms)
-        return replace(begun, ttl_s=table.ttl_s, log_id=table.log_id)
+        return replace(begun, ttl_s=table.ttl_s, log_id=table.log_id, keys=table.keys)
+
+    def begun_anew(self, table: FollowedTable, begins_ms: int) -> Position:
+        asked: Any = SimpleNamespace(_config=SimpleNamespace(scylla=SimpleNamespace(window_ms=RULES.window_ms)))
+        return FollowedLogs.begun_anew(asked, table, begins_ms)
+
+    def have_changed(self, tables: Sequence[FollowedTable]) -> set[str]:
+        return set()
 
     def is_there(self, table_id: str) -> bool:
         return True
@@ -163,7 +171,9 @@ class Sync:
 
     def start(self) -> None:
         """Begin with what is durable."""
-        config: Any = SimpleNamespace(commitlog_processor_window_interval_ms=MINUTE)
+        config: Any = SimpleNamespace(
+            commitlog_processor_window_interval_ms=MINUTE, sync=SimpleNamespace(digest_retention_h=4.0)
+        )
         nothing: Any = SimpleNamespace(put=lambda *_: 0, address=None)
         self.stager = LogStager(config, self.store, None, _Spark(), nothing, nothing)
 
@@ -213,7 +223,8 @@ def sync_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Cluste
 def limited(patch: pytest.MonkeyPatch) -> None:
     """Let a task take few rows."""
     patch.setattr(log_task, "MOST_ROWS", 60)
-    patch.setattr(progress, "WANTED_ROWS", 20)
+    for module in (progress, log_work):
+        patch.setattr(module, "WANTED_ROWS", 20)
 
 
 def spread(one: Generation, start_ms: int, end_ms: int, count: int, first_ck: int = 0) -> list[Row]:

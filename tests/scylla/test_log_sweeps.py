@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from ringsync.cluster.generations import Clocks
 from ringsync.config.sections import Scylla
 from ringsync.ledger.staging import CDC_LOGS, commit_keys, decode_rows, get_commit, read_block
 from ringsync.scylla.progress import Position, Rules
@@ -38,7 +39,7 @@ class Log(Cluster):
 
     def rules(self, table: FollowedTable, ttls_s: Sequence[int]) -> Rules:
         config = SimpleNamespace(scylla=self.settings, sync=SimpleNamespace(digest_retention_h=4.0))
-        asked: Any = SimpleNamespace(_config=config, _requests={}, skew_ms=0.0)
+        asked: Any = SimpleNamespace(_config=config, _requests={}, clocks=Clocks(0, 0, 0, ""))
         return FollowedLogs.rules(asked, table, ttls_s)
 
     def add(self, count: int, arrived_ms: Callable[[int], int], late_ms: int, ttl_s: int | None = None) -> None:
@@ -265,13 +266,14 @@ class Switched(Log):
 
     def look(self, plan: Any, positions: Mapping[str, Position], now_ms: int) -> list[FollowedTable]:
         (one,) = super().look(plan, positions, now_ms)
-        asked: Any = self.__dict__.setdefault("asked", SimpleNamespace(_left_ms={}, _requests={}))
+        asked: Any = self.__dict__.setdefault("asked", SimpleNamespace(_left_ms={}, _requests={}, _has_looked=True))
         asked._unwatched_since_ms, asked._may_have_had_cdc = self.unwatched_since_ms, lambda _: True
-        asked._schema = SimpleNamespace(tables=[SimpleNamespace(table_id=TABLE_ID)])
+        asked._schema = SimpleNamespace(tables={TABLE_ID: SimpleNamespace(table_id=TABLE_ID)})
         asked._table = lambda table_id, there, ends_ms: replace(one, ends_ms=ends_ms)
         if self.is_on:
             asked._left_ms.clear()
-            return [one]
+            comes_back_ms = FollowedLogs._comes_back(asked, positions.get(TABLE_ID), now_ms)
+            return [replace(one, begins_ms=comes_back_ms)]
         left = (FollowedLogs._left(asked, table_id, position, now_ms) for table_id, position in positions.items())
         return [found for found in left if found is not None]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -15,12 +14,14 @@ from uuid import UUID
 import pytest
 
 from ringsync.changes.identity import TableVersion
+from ringsync.cluster.generations import Clocks
 from ringsync.ledger.staging import Bucket, decode_rows, read_block
 from ringsync.scylla.log_rows import decode_log
 from ringsync.scylla.log_schema import EPOCH_100NS
-from ringsync.scylla.progress import SLOT_MS, Kind, Piece, Rules, late_ms
+from ringsync.scylla.progress import SLOT_MS, Kind, Piece, Rules, SlotSums
+from ringsync.scylla.sweeps import late_ms
 from ringsync.sources import cdc_log
-from ringsync.sources.cdc_log import LogRead, joined
+from ringsync.sources.cdc_log import LogRead
 from ringsync.steps.scylla import log_task
 from ringsync.steps.scylla.log_task import FollowedLog, LogResult, LogTask, LogWork, add_sums, stage_logs
 from ringsync.steps.stage.staged_files import StagedTable, Windows
@@ -29,6 +30,7 @@ from tests.scylla.log_tables import STREAM, tables_of
 
 ONE, OTHER = (tables_of("pk int, ck int, a int, b int", "pk, ck") for _ in range(2))
 NOW = 1_790_000_000_000
+CLOCKS = Clocks(0, 0, 0, "")
 TTL_S = 86_400
 HOUR = 3_600_000
 RULES = Rules(30_000, 15_000, HOUR, 12_600_000, 43_200_000)
@@ -65,7 +67,7 @@ def staged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Log
         )
         windows = Windows(Bucket(NOW // 60_000 * 60_000, 60_000), 0)
         nothing: Any = None
-        result = stage_logs(LogTask(nothing, tuple(tables), windows, nothing, 1), works, nothing)
+        result = stage_logs(LogTask(nothing, tuple(tables), windows, nothing, 1, CLOCKS), works, nothing)
         result_rows = [row for block in result.blocks for row in read_block(store, block.place).to_pylist()]
         assert sum(block.rows for block in result.blocks) == len(result_rows)
         return result
@@ -269,20 +271,6 @@ def test_a_slow_answer_changes_neither_expiry_nor_sweeps(
     assert found.counts["taken"] == 1
 
 
-def test_each_page_has_been_asked_for_at_a_time_of_its_own() -> None:
-    """One had to be asked for again, after a timeout of 20 s."""
-    rows = [
-        log_row(NOW - 9 * HOUR, ck=ck, arrived_ms=NOW - HOUR - later_ms, **{"cdc$ttl": 7200, "cdc$batch_seq_no": ck})
-        for ck, later_ms in enumerate((0, 0, 20_000, 20_000))
-    ]
-    rows[2]["cdc$time"] = rows[3]["cdc$time"] = moment(NOW - 9 * HOUR, 3)
-    read = LogRead([ONE.page([]), ONE.page(rows[:2]), ONE.page(rows[2:])], [NOW / 1000] * 2 + [NOW / 1000 + 20], 1.0)
-    found = read.decoded(ONE.log, [TTL_S], clock_ahead_s=0.0)
-    assert found.arrivals_s[0].tolist() == [(NOW - HOUR) // 1000] * 4
-    cells = [cell for row in found.rows.to_pylist() for cell in row["cells"]]
-    assert {cell["local_deletion_time"] for cell in cells} == {(NOW - HOUR) // 1000 + 7200}
-
-
 def test_a_task_writes_what_it_holds_before_it_is_too_much(
     staged: Callable[..., LogResult], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -293,29 +281,6 @@ def test_a_task_writes_what_it_holds_before_it_is_too_much(
     (found,) = result.tables.values()
     assert len(result.files) == 5
     assert result.counts["staged"] == result.counts["rows"] == found.counts["taken"] == 150
-
-
-def test_reads_are_joined_if_they_are_of_one_thing_and_not_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cdc_log, "JOINED_BYTES", 100)
-    sizes = [
-        ("a", 40, 0.2),
-        ("a", 60, 0.9),
-        ("a", 1, 0.1),
-        ("b", 1, 0.1),
-        ("b", 300, 0.1),
-        ("b", 7, 2.5),
-        ("b", 8, 2.1),
-    ]
-    reads = [(of, LogRead([bytes(size)], [float(place)], took_s)) for place, (of, size, took_s) in enumerate(sizes)]
-    found = [(of, [*map(len, read.pages)], [*read.at_s], read.took_s) for of, read in joined(iter(reads))]
-    assert found == [
-        ("a", [40, 60], [0.0, 1.0], 0.9),
-        ("a", [1], [2.0], 0.1),
-        ("b", [1], [3.0], 0.1),
-        ("b", [300], [4.0], 0.1),
-        ("b", [7, 8], [5.0, 6.0], 2.5),
-    ]
-    assert [*joined([])] == []
 
 
 def test_requests_that_are_decoded_together_are_taken_as_if_each_were_alone(
@@ -356,31 +321,64 @@ def test_a_ms_that_is_too_large_is_read_stream_by_stream(staged: Callable[..., L
     (found,) = staged(read, [LogWork(0, piece, streams[1:])]).tables.values()
     assert asked == [(2, log_task.MOST_BYTES), (1, log_task.MOST_BYTES), (1, log_task.MOST_BYTES)]
     assert (found.counts["taken"], found.missed) == (2, set())
-    # What cannot be read in any way is a failure, which is not tried again at once.
-    asked.clear()
-    (failed,) = staged(read, [LogWork(0, piece, streams)]).tables.values()
-    assert asked[-1] == (1, log_task.DECODED_BYTES)
-    assert failed.failures.keys() == {"window"}
-    assert not failed.too_many
 
 
-def test_what_is_that_large_is_read_alone(staged: Callable[..., LogResult], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else a task would hold eight times a gigabyte."""
-    running, most = [0], [0]
+def stream_of(rows: Sequence[dict[str, Any]], page_rows: int) -> Read:
+    """Reads of one stream with these rows."""
 
-    def read(log: Any, of: Sequence[bytes], *_: Any, most_bytes: int, **__: Any) -> LogRead:
-        running[0] += 1
-        if most_bytes == log_task.DECODED_BYTES:
-            most[0] = max(most[0], running[0])
-        time.sleep(0.02)
-        running[0] -= 1
-        return LogRead([ONE.page([])], [NOW / 1000], 0.0, is_too_large=most_bytes == log_task.MOST_BYTES)
+    def read(log: Any, of: Sequence[bytes], *_: Any, most_bytes: int, from_time: bytes | None, **__: Any) -> LogRead:
+        asked = [row for row in rows if from_time is None or _order(row["cdc$time"]) >= _order(UUID(bytes=from_time))]
+        pages, size = [], 0
+        while asked and size <= most_bytes:
+            pages.append(ONE.page(asked[:page_rows]))
+            asked, size = asked[page_rows:], size + len(pages[-1])
+        return LogRead(pages, [NOW / 1000] * len(pages), 0.0, is_too_large=size > most_bytes)
 
+    return read
+
+
+def _order(time: UUID) -> tuple[int, bytes]:
+    return time.time, bytes(byte ^ 0x80 for byte in time.bytes[8:])
+
+
+@pytest.mark.parametrize("kind", ["window", "again", "near"])
+@pytest.mark.parametrize("rows_of_write", [1, 3, 17])
+def test_one_stream_with_too_much_of_a_ms_is_read_in_parts(
+    staged: Callable[..., LogResult], monkeypatch: pytest.MonkeyPatch, kind: Kind, rows_of_write: int
+) -> None:
+    """As of a bulk load with one timestamp. A write may be cut by pages and parts."""
+    monkeypatch.setattr(log_task, "MOST_BYTES", 5000)
+    rows = []
+    for ck in range(500):
+        write, place = divmod(ck, rows_of_write)
+        of = {"cdc$time": moment(NOW - 80_000, write), "cdc$batch_seq_no": place}
+        rows.append(log_row(NOW - 80_000, ck=ck, last=place == rows_of_write - 1 or ck == 499, **of))
+    rows.sort(key=lambda row: (_order(row["cdc$time"]), row["cdc$batch_seq_no"]))
+    piece = Piece(NOW - 10**9, NOW - 80_000, NOW - 79_999, kind)
+    result = staged(stream_of(rows, 7), [LogWork(0, piece, (STREAM,))])
+    (found,) = result.tables.values()
+    assert (found.missed, found.waiting) == (set(), [])
+    assert found.counts["taken"] == result.counts["staged"] == (0 if kind == "near" else 500)
+    assert found.sums.get(kind, {}) == whole_sums(rows, kind)
+
+
+def whole_sums(rows: Sequence[dict[str, Any]], kind: Kind) -> dict[int, SlotSums]:
+    sums: dict[int, SlotSums] = {}
+    if kind != "again":
+        log_task.add_sums(sums, ONE.decode(ONE.page(rows)).groups)
+    return sums
+
+
+def test_one_write_that_is_too_large_is_a_failure(
+    staged: Callable[..., LogResult], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not tried again at once."""
+    monkeypatch.setattr(log_task, "MOST_BYTES", 5000)
+    rows = [log_row(NOW - 80_000, ck=ck, last=ck == 499, **{"cdc$batch_seq_no": ck}) for ck in range(500)]
     piece = Piece(NOW - 10**9, NOW - 80_000, NOW - 79_999)
-    large = [LogWork(0, piece, tuple(bytes([number]) * 16 for number in range(9)))]
-    (found,) = staged(read, [*large, *(work("far") for _ in range(9))]).tables.values()
-    assert most == [1]
-    assert "window" not in found.missed
+    (failed,) = staged(stream_of(rows, 7), [LogWork(0, piece, (STREAM,))]).tables.values()
+    assert "of one write" in failed.failures["window"]
+    assert not failed.too_many
 
 
 def test_too_many_rows_that_cannot_be_decoded_make_windows_shorter(
@@ -428,27 +426,7 @@ def test_one_request_that_is_too_large_is_given_up(staged: Callable[..., LogResu
 
     (found,) = staged(read, [work("near"), work()]).tables.values()
     assert (found.too_many, found.counts["taken"], found.sums) == ({"near", "window"}, 0, {})
-    staged(read, [LogWork(0, Piece(NOW - 10**9, NOW - 1, NOW), (STREAM,))])
-    assert limits == [log_task.MOST_BYTES] * 3 + [log_task.DECODED_BYTES]
-
-
-def test_a_write_that_is_cut_by_pages_has_one_arrival() -> None:
-    """Pages of a large batch may be asked for seconds after each other."""
-    pages = []
-    for first, asked_ms in ((0, NOW), (3, NOW + 4000), (6, NOW + 8000)):
-        left = {'TTL("cdc$operation")': TTL_S - (asked_ms - NOW + 60_000) // 1000, "cdc$ttl": 3600}
-        rows = [
-            log_row(NOW - 60_000, ck=ck, last=ck == 8, **{"cdc$batch_seq_no": ck} | left)
-            for ck in range(first, first + 3)
-        ]
-        pages.append(ONE.page(rows))
-    found = LogRead(pages, [NOW / 1000, NOW / 1000 + 4, NOW / 1000 + 8], 0.3).decoded(
-        ONE.log, [TTL_S], clock_ahead_s=0.0
-    )
-    assert found.arrivals_s[0].tolist() == [(NOW - 60_000) // 1000] * 9
-    assert len(found.groups) == 1
-    expiries = {row["cells"][0]["local_deletion_time"] for row in found.rows.to_pylist()}
-    assert expiries == {(NOW - 60_000) // 1000 + 3600}
+    assert limits == [log_task.MOST_BYTES] * 2
 
 
 def decoded(row: dict[str, Any], *, read_at_s: int = NOW // 1000, took_s: int = 0) -> dict[str, Any]:

@@ -20,18 +20,13 @@ from ringsync.scylla.progress import (
     Waiting,
     advanced,
     again_pieces,
-    due,
     grown,
-    late_ms,
     noticed,
-    summed,
-    sweep_pieces,
-    swept_far,
-    swept_near,
     was_read_again,
     window_end,
     window_pieces,
 )
+from ringsync.scylla.sweeps import due, late_ms, summed, sweep_pieces, swept_far, swept_near
 
 RULES = Rules(30_000, 15_000, 600_000, 3_600_000, 43_200_000)
 START = 1_790_000_000_000
@@ -265,9 +260,14 @@ def test_rows_keep_the_ttl_that_they_were_written_with() -> None:
     # Far sweeps look for all that was logged before.
     read = replace(twice, until_ms=second_ms)
     assert read.with_ttl(0, second_ms + 9) == read
-    swept = replace(read, far=Sweep(first_ms + 120_000, START)).with_ttl(0, second_ms + 9)
-    assert swept.ttls_s == (86_400,)
-    assert replace(swept, far=Sweep(second_ms + 120_000, START)).with_ttl(0, second_ms + 9).ttls_s == ()
+    over = Sweep(first_ms + 120_000, START)
+    swept = replace(read, near=over, far=over)
+    assert swept.with_ttl(0, second_ms + 9).ttls_s == (86_400, 3600), "rows with it may be read again"
+    assert swept.with_ttl(0, first_ms + 3_600_000).ttls_s == (86_400,)
+    for owing in (replace(swept, near=Sweep(first_ms, START)), replace(swept, far=Sweep(first_ms, START))):
+        assert owing.with_ttl(0, first_ms + 3_600_000).ttls_s == (86_400, 3600)
+    over = Sweep(second_ms + 120_000, START)
+    assert replace(swept, near=over, far=over).with_ttl(0, second_ms + 86_400_000).ttls_s == ()
     assert replace(position, ttl_s=0).with_ttl(3600, START).ttls_s == (3600,)
     # A smaller one counts from when it may have been there.
     less = replace(position, ttl_s=86_400, until_ms=first_ms).with_ttl(3600, first_ms + 30_000)

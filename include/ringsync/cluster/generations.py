@@ -108,22 +108,35 @@ def clock_offset_ms(session: Any, host: Any = None) -> float:
     return float(row.now_ms) - (before + after) / 2
 
 
-def clocks(session: Any) -> tuple[float, float] | None:
-    """Compare the nodes' clocks. One that is behind writes longer to a generation, and to a window.
+@dataclass(frozen=True)
+class Clocks:
+    """The clocks of a cluster's nodes.
 
-    :returns: how far their median is ahead of ours, and how far one is from it at most, ms; None: no node answers
+    :ivar ahead_ms: how far their median is ahead of ours
+    :ivar behind_ms: how far one is behind the median at most: it writes longer to a generation, and to a window
+    :ivar error_ms: how far one is from the median at most; ``worst``: its address
     """
-    offsets = []
+
+    ahead_ms: float
+    behind_ms: float
+    error_ms: float
+    worst: str
+
+
+def clocks(session: Any) -> Clocks | None:
+    """Compare the nodes' clocks; None: no node answers."""
+    offsets: list[tuple[float, str]] = []
     for host in session.cluster.metadata.all_hosts():
         if host.is_up is not False:
             try:
-                offsets.append(clock_offset_ms(session, host))
+                offsets.append((clock_offset_ms(session, host), str(host.endpoint)))
             except NO_ANSWER:
                 continue  # nobody writes to it, either, or the next look tells
     if not offsets:
         return None
-    middle_ms = median(offsets)
-    return middle_ms, max(abs(offset_ms - middle_ms) for offset_ms in offsets)
+    middle_ms = median(offset_ms for offset_ms, _ in offsets)
+    error_ms, worst = max((abs(offset_ms - middle_ms), address) for offset_ms, address in offsets)
+    return Clocks(middle_ms, middle_ms - min(offsets)[0], error_ms, worst)
 
 
 def _by_end(ranges: Any) -> tuple[StreamRange, ...]:

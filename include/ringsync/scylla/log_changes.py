@@ -12,6 +12,7 @@ from ringsync.changes.schema import RANGE_DELETION, ROW, STATIC
 from ringsync.compiled.memory import (
     KERNEL,
     PADDING,
+    copy16,
     copy_bytes,
     load8,
     load64_native,
@@ -38,11 +39,14 @@ from ringsync.scylla.log_state import (
     MISFIT,
     NO_KEY,
     NO_START,
+    TIME_COLUMN,
     UNKNOWN_OPERATION,
+    UNSET,
 )
 
 UPDATE, INSERT, ROW_DELETION, PARTITION_DELETION = 1, 2, 3, 4
 START_INCLUSIVE, START_EXCLUSIVE, END_INCLUSIVE, END_EXCLUSIVE = 5, 6, 7, 8
+_TIME_BYTES = 16
 ROW_EXPIRY, PARTITION_EXPIRY = -3, -4
 """Values of ``cdc$operation``; the last two are deletions by the server itself."""
 
@@ -182,12 +186,16 @@ def _put_write(m: int, s: int, operation: int) -> int:
         return q
     has_cells = load64_native(s + at.CELLS) > load64_native(s + at.FIRST_CELL)
     if not has_cells and not has_liveness and load64_native(s + at.COMPLEX) == load64_native(s + at.FIRST_COMPLEX):
-        return EMPTY
+        return EMPTY if time <= load64_native(m + of.DROPPED_UNTIL) else UNSET
     if has_cells:
         store64(s + at.WRITE_TIME, time)  # No part of a log row is later.
     q = put_complex_deletions(s, q)
-    if q <= LAST_CODE:
+    if q <= LAST_CODE or not fits(s, q, _TIME_BYTES):
         return FULL
+    if ttl:
+        # The same write may come twice, to expire later: that of which this is a part has another id.
+        copy16(q, cell_address(m, TIME_COLUMN))
+        q += _TIME_BYTES
     return FULL if end_row(s, LAST_CODE + 1, q, kind, clustering_end, 0) <= LAST_CODE else CHANGED
 
 
@@ -241,8 +249,12 @@ def put_range(m: int, starts_inclusive: int, ends_inclusive: int) -> int:
     begin_row(s)
     end_cells = load64_native(m + of.CELLS)
     store64(m + of.CELLS, load64_native(m + of.START))
+    is_bounded = _prefix(m) > 0
     clustering_end = _put_bound(m, s, load64_native(s + at.HEAD_END), starts_inclusive)
     store64(m + of.CELLS, end_cells)
+    # All of a partition is deleted by another operation: here the log has lost the bounds.
+    if not is_bounded and _prefix(m) == 0:
+        return BAD_CLUSTERING
     if clustering_end <= LAST_OUTCOME:
         return clustering_end
     range_end = _put_bound(m, s, clustering_end, ends_inclusive)

@@ -59,7 +59,8 @@ UNKNOWN_ARRIVAL = -1
 FUTURE_S = 10
 """Scylla refuses write times that are more than 5 s ahead of its clock, which may be ahead itself."""
 CLOCKS_S = 2
-"""A write that arrived so close to its write time, s, has that as its time of arrival: TTLs have whole seconds."""
+"""A write that arrived so close to its write time, s, has that as its time of arrival as far as its TTL allows: TTLs
+have whole seconds."""
 _MICROS, _LAST_SECOND = 1_000_000, 2**32 - 1
 _HAS_TTL = 2
 _PREIMAGE, _POSTIMAGE = 0, 9
@@ -338,11 +339,11 @@ def _put_facts(m: int, w: int, group: int) -> None:
 
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
-def expire(s: int, arrivals: int, took: int, later: int, ttls: int, newest: int) -> None:
+def expire(s: int, arrivals: int, took: int, error: int, later: int, ttls: int, newest: int) -> None:
     """Let cells and liveness of change rows expire by the arrival of their writes, and date their deletions by it.
 
     :param arrivals: address of int64 arrivals of the change rows by the largest TTL: the earliest that are possible
-    :param took: so much later they may be, s
+    :param took: so much later they may be, s; ``error``: and so wrong, since a server's clock is
     :param later: address of int64: so much later they are by each of the TTLs, s, by the present one first
     :param ttls: number of TTLs
     :param newest: no arrival is later, s since the epoch
@@ -353,16 +354,20 @@ def expire(s: int, arrivals: int, took: int, later: int, ttls: int, newest: int)
             continue
         # Mostly the coordinator took the write time from its clock, or had one like it: this is better known.
         written = load64_native(load64_native(s + at.ROW_WRITE_TIME) + 8 * row) // _MICROS
-        is_at_once = False
+        at_once = UNKNOWN_ARRIVAL
         for place in range(ttls):
             of_ttl = arrival + load64_native(later + 8 * place)
-            is_at_once |= of_ttl - CLOCKS_S <= written <= of_ttl + took + CLOCKS_S
-        if is_at_once:
+            if of_ttl - CLOCKS_S - error <= written <= of_ttl + took + error + CLOCKS_S:
+                at_once = min(max(written, of_ttl - error), of_ttl + took + error)
+        if at_once == written:
+            continue
+        if at_once != UNKNOWN_ARRIVAL:
+            _date_row(s, row, at_once)
             continue
         if arrival + load64_native(later) <= newest:
             arrival += load64_native(later)
         # No write is so far in the future: the log had another TTL then.
-        if arrival + took + FUTURE_S < written:
+        if arrival + took + error + FUTURE_S < written:
             continue
         _date_row(s, row, arrival)
 

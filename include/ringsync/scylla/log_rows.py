@@ -68,6 +68,10 @@ class LogGroups:
     def __len__(self) -> int:
         return len(self.complete)
 
+    def before(self, number: int) -> LogGroups:
+        """Return the first writes, without that of this number and those behind it."""
+        return LogGroups(self.stream[:number], self.time[:number], self.complete[:number], self.rows[:number])
+
     @property
     def write_time(self) -> Integers:
         """Times of the writes, µs; 0: the log row has none."""
@@ -152,6 +156,7 @@ def decode_log(
     log_ttls_s: Sequence[int],
     take_incomplete: bool = False,
     took_s: int = 0,
+    error_s: int = 0,
 ) -> LogRows:
     """Decode rows of a CDC log.
 
@@ -161,6 +166,7 @@ def decode_log(
     :param log_ttls_s: the log's present TTL, and those that it had when some of the rows were written, s; empty: they
         stay for ever. A row that lasts longer than the largest has no known arrival
     :param took_s: longest time that a page took to come, s
+    :param error_s: how wrong the clock of a server may be, s
     :param take_incomplete: whether to decode writes of which the last row is missing; else they are held back
     :raises ValueError: a page is malformed or cut off: the message names the byte position; or they are too large
     """
@@ -189,7 +195,7 @@ def decode_log(
     later_s = largest_s - np.array(log_ttls_s, np.int64)
     if log_ttls_s:
         arrivals, newest_s = address(found.change_arrivals), int(asked_s.max()) + took_s
-        kernels.expire(address(output.state), arrivals, took_s, address(later_s), len(later_s), newest_s)
+        kernels.expire(address(output.state), arrivals, took_s, error_s, address(later_s), len(later_s), newest_s)
     return _log_rows(page, table, output, found, int(state.words[of.GROUPS // 8]), later_s)
 
 

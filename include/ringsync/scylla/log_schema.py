@@ -76,19 +76,22 @@ class LogTable:
     :ivar base: the base table; ``name``: name of the log table, which is in the same keyspace
     :ivar columns: static and regular columns of the base table that the log has, dropped ones too, in the order of
         Cassandra's column lists: columns of one cell, then others, each by name
-    :ivar missing: names of the base table's columns that the log does not have yet
     """
 
     base: TableSchema
     name: str
     columns: tuple[LogColumn, ...]
-    missing: tuple[str, ...]
     has_end_of_batch: bool
 
     @property
     def full_name(self) -> str:
         """``keyspace.table`` of the log, as change rows name their source."""
         return f"{self.base.keyspace}.{self.name}"
+
+    @property
+    def key_names(self) -> tuple[str, ...]:
+        """Names of the base table's key columns."""
+        return tuple(key.name for key in self.base.key_columns)
 
     @cached_property
     def layout(self) -> tuple[tuple[str, CqlType], ...]:
@@ -138,8 +141,7 @@ def lowest_time(time_ms: int) -> bytes:
 def log_table_of(base: TableSchema, log: TableSchema) -> LogTable:
     """Find the columns of a base table in its log table.
 
-    A column that only one of both tables has is left out if the other one may not have it: a column that was just
-    added to the base table, or a dropped one. If the log still has a dropped column, it is read.
+    If the log still has a dropped column, it is read.
 
     :param base: the base table, or some of its columns
     :raises LogTableError: the log table does not fit
@@ -148,10 +150,10 @@ def log_table_of(base: TableSchema, log: TableSchema) -> LogTable:
     problems = _key_problems(base, log, types)
     if base.has_counters:
         problems.append("the base table has counters, of which Scylla keeps no log")
-    columns, missing = [], []
+    columns = []
     for logged in columns_of(base):
         if logged.name not in types and not logged.dropped:
-            missing.append(logged.name)
+            problems.append(f"the log has no {quote(logged.name)}: what is written to it is not logged")
         if logged.name in types:
             column = _log_column(logged, types)
             problems += _column_problems(column, types, logged)
@@ -163,7 +165,7 @@ def log_table_of(base: TableSchema, log: TableSchema) -> LogTable:
     if problems:
         raise LogTableError(f"the log table {log.full_name} does not fit {base.full_name}: {'; '.join(problems)}")
     columns.sort(key=lambda column: (column.form != ATOMIC, column.name.encode()))
-    return LogTable(base, log.name, tuple(columns), tuple(missing), END_OF_BATCH in types)
+    return LogTable(base, log.name, tuple(columns), END_OF_BATCH in types)
 
 
 def _is_of_base(name: str) -> bool:

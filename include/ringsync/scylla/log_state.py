@@ -52,7 +52,8 @@ from ringsync.scylla.log_schema import FIELDS, METADATA, LogTable
     PREFIX,
     PREFIX_LENGTHS,
     PREFIX_BYTES,
-) = range(0, 27 * 8, 8)
+    DROPPED_UNTIL,
+) = range(0, 28 * 8, 8)
 """``COLUMNS``: number of columns of the result; ``WIDTHS``: address of the bytes that a value of each column has, 0:
 they differ; ``KEY``, ``CLUSTERING``: first column of the partition key and of the clustering, then their numbers;
 ``VALUES``: address of the descriptions of static and regular columns, then their end; ``KEY_ROOM``: address of room for
@@ -61,11 +62,14 @@ a partition key; ``CELLS``: address of the log row's cells; ``START``: of those 
 log row failed; ``READ_AT``: when the log row's page was asked for (s); ``LOG_TTL``: largest TTL of log rows (s;
 negative: for ever); ``GROUPS``: number of its groups;
 ``PREFIX``: how many columns each row mostly begins with that have one length; ``PREFIX_LENGTHS``: address of these
-lengths, and ``PREFIX_BYTES``: their bytes with those of the lengths."""
-WORDS = 27
+lengths, and ``PREFIX_BYTES``: their bytes with those of the lengths; ``DROPPED_UNTIL``: the log may have lost what
+it had of a column until then (µs), since that was dropped."""
+WORDS = 28
 
 STREAM_COLUMN, TIME_COLUMN, NUMBER_COLUMN, OPERATION_COLUMN, TTL_COLUMN, REMAINING_COLUMN = range(6)
 """Places of the metadata in the result."""
+_CLOCKS_US = 10_000_000
+"""So much later than its drop may a coordinator have written a column, by its clock and for want of the new schema."""
 _METADATA_LENGTHS = (16, 16, 4, 1, -1, 4)
 """Lengths that they mostly have: no TTL, and the log has one."""
 CELL_BYTES = 16
@@ -77,7 +81,7 @@ fields, address of their paths, number among ``columns_of``, and the hash that s
 
 CHANGED, IMAGE, EMPTY, HELD = range(FULL + 1, FULL + 5)
 """Outcomes of log rows: it became a change row or is a part of one; it is a pre- or postimage; an update without any
-content; its write is not complete. ``FULL``: there was no room."""
+content, all of whose columns may have been dropped; its write is not complete. ``FULL``: there was no room."""
 (
     UNKNOWN_OPERATION,
     NO_START,
@@ -90,8 +94,9 @@ content; its write is not complete. ``FULL``: there was no room."""
     BAD_TTL,
     CONTRADICTION,
     CONTENT,
-) = range(HELD + 1, HELD + 12)
-LAST_OUTCOME = CONTENT
+    UNSET,
+) = range(HELD + 1, HELD + 13)
+LAST_OUTCOME = UNSET
 
 REASONS = {
     FULL: "its change row would need more memory than a batch may have",
@@ -106,6 +111,8 @@ REASONS = {
     BAD_TTL: "its cdc$ttl is no TTL",
     CONTRADICTION: "{column} is set and deleted at once",
     CONTENT: "{column} is set in a deletion",
+    UNSET: "it sets nothing: the log had no values then (cdc = {{'delta': 'keys'}}), or not those of all columns; what "
+    "it set is missing until cdcservice verify --repair",
 }
 """Explanations for people of what is wrong with a log row; its columns are those of the result."""
 
@@ -174,6 +181,7 @@ def _described(table: LogTable) -> tuple[Integers, tuple[npt.NDArray[np.generic]
         PREFIX: len(prefix),
         PREFIX_LENGTHS: address(prefix),
         PREFIX_BYTES: 4 * len(prefix) + int(np.maximum(prefix, 0).sum()),
+        DROPPED_UNTIL: max((one.dropped_at for one in table.base.dropped), default=-_CLOCKS_US) + _CLOCKS_US,
     }
     for word, value in given.items():
         words[word // 8] = value

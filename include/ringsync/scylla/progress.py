@@ -7,9 +7,10 @@ no group (one ``cdc$time``) is ever cut.
 
 Rows may come later all the same: a coordinator was slow, a hint or a repair brought what only one replica had, or a
 writer set an old timestamp, which Scylla takes if that time's generation operates still (S: cdc/metadata.cc).
-So *sweeps* read again what was read. The near one compares the last hours with what was read of them, by the sums of
-all log rows in slots of some minutes; a slot that differs is staged once more, and what was published of it is known by
-its digests. The far one is for what comes later than that; it keeps what its own TTL says has come so.
+So *sweeps* (:mod:`ringsync.scylla.sweeps`) read again what was read. The near one compares the last hours with what was
+read of them, by the sums of all log rows in slots of some minutes; a slot that differs is staged once more, and what
+was published of it is known by its digests. The far one is for what comes later than that; it keeps what its own TTL
+says has come so.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ from ringsync.scylla.log_schema import EPOCH_100NS
 OVERLAP_MS = 60_000
 """Time after its end for which a generation is read: a coordinator that does not know the next one yet, or whose clock
 is behind, goes on writing to it."""
+
+KEPT_GENERATIONS = 100
+"""So many generations that are not described any more are remembered."""
 
 WANTED_ROWS = 200_000
 """Rows that a window should have: the next one is longer if this one had few."""
@@ -105,9 +109,11 @@ class Position:
     :ivar near: the sweep of the last hour or so; ``far``: that of all that the generations have
     :ivar ends_ms: the table has lost its log at this moment, and is read up to it; None: it has one
     :ivar begin_ms: write time from which on all was read
-    :ivar ttl_s: the log's TTL, s; 0: none. ``former_ttls``: those before it that rows may have which are not read yet,
-        each with the moment when it was noticed that the log has another one, and since when that may have been, ms
-    :ivar log_id: id of the log table
+    :ivar ttl_s: the log's TTL, s; 0: none. ``former_ttls``: those before it that rows may have, or had that have
+        expired unread, each with the moment when it was noticed that the log has another one, and since when that may
+        have been, ms
+    :ivar log_id: id of the log table; ``keys``: names of the base table's key columns
+    :ivar has_keys_only: whether the log lacks the values of what was logged lately
     :ivar slots: what was read of the last hours: begin of the slot, and its sums
     :ivar again: what is to be read again, as a whole: late rows are in it. ``again_ms``: length of its steps
     """
@@ -126,6 +132,8 @@ class Position:
     ttl_s: int = 0
     former_ttls: tuple[tuple[int, int, int], ...] = ()
     log_id: str = ""
+    keys: tuple[str, ...] = ()
+    has_keys_only: bool = False
 
     @property
     def waiting_from_ms(self) -> int | None:
@@ -147,6 +155,7 @@ class Position:
             "waiting": tuple(Waiting(**one) for one in document["waiting"]),
             "slots": tuple((slot, rows, first, second) for slot, rows, first, second in document["slots"]),
             "again": tuple(Again(**one) for one in document["again"]),
+            "keys": tuple(document["keys"]),
             "former_ttls": tuple((ttl_s, until_ms, next_ms) for ttl_s, until_ms, next_ms in document["former_ttls"]),
         }
         return Position(**{**document, **parts})
@@ -170,16 +179,19 @@ class Position:
         if ttl_s and not self.ttl_s and not former:
             # Nothing older has a TTL: it has not expired, and no far sweep could tell when it came.
             far = replace(far, began_ms=max(far.began_ms, min(self.until_ms, now_ms)))
-        left = tuple(one for one in former if not self._has_all_of(one[1]))
+        # Rows are read again as long as they are there, with the TTL that they have.
+        left = tuple(one for one in former if now_ms < one[1] + 1000 * one[0] or not self._has_all_of(one[1]))
         return replace(self, ttl_s=ttl_s, former_ttls=left, far=far)
 
     def _has_all_of(self, moment_ms: int) -> bool:
         """Tell whether all is read that had arrived until a moment, rows with old timestamps included."""
-        return self.until_ms >= moment_ms and _is_behind(self.far, moment_ms)
+        if self.until_ms < moment_ms or self.waiting or self.again:
+            return False
+        return _is_behind(self.near, moment_ms) and _is_behind(self.far, moment_ms)
 
     @property
     def ttls_s(self) -> tuple[int, ...]:
-        """The TTLs that log rows may have which are not read yet, s, the present one first; without it if it is 0."""
+        """The TTLs that log rows may have, s, the present one first; without it if it is 0."""
         former = (ttl_s for ttl_s, *_ in reversed(self.former_ttls))
         return tuple(dict.fromkeys(filter(None, (self.ttl_s, *former))))
 
@@ -209,6 +221,12 @@ class Position:
         sweeps = (self.near, self.far) if self.ttls_s else (self.near,)
         began_ms = min(one.began_ms if one.next_ms is None else one.before_ms for one in sweeps)
         return max(began_ms - ARRIVAL_MARGIN_MS, self.begin_ms)
+
+    @property
+    def unread_from_ms(self) -> int:
+        """What was written, and had arrived, before this moment is read, ms since the epoch."""
+        waiting, again = (one.arrived_ms for one in self.waiting), (one.start_ms for one in self.again)
+        return min([self.until_ms, self.searched_ms, *waiting, *again])
 
 
 def _is_behind(sweep: Sweep, moment_ms: int) -> bool:
@@ -282,7 +300,7 @@ def window_pieces(position: Position, end_ms: int, generations: Sequence[Interva
 
     :param generations: intervals of all that are known, in the order of their times
     """
-    found = ((one.start_ms, max(one.start_ms, position.until_ms), _last_ms(one, end_ms)) for one in generations)
+    found = ((one.start_ms, max(one.start_ms, position.until_ms), last_ms(one, end_ms)) for one in generations)
     return [Piece(time_ms, first, last) for time_ms, first, last in found if first < last]
 
 
@@ -296,12 +314,16 @@ def noticed(position: Position, described: Sequence[Interval]) -> Position:
         Again(first, last, first)
         for one in described
         if one.start_ms not in position.known
-        and (first := max(one.start_ms, position.begin_ms)) < (last := _last_ms(one, position.until_ms))
+        and (first := max(one.start_ms, position.begin_ms)) < (last := last_ms(one, position.until_ms))
     ]
-    return replace(position, known=tuple(one.start_ms for one in described), again=(*position.again, *late))
+    times = {one.start_ms for one in described}
+    # Nodes forget an old generation at different moments: it is not new if another one still has it.
+    gone = [time_ms for time_ms in position.known if time_ms not in times][-KEPT_GENERATIONS:]
+    return replace(position, known=tuple(sorted([*gone, *times])), again=(*position.again, *late))
 
 
-def _last_ms(generation: Interval, end_ms: int) -> int:
+def last_ms(generation: Interval, end_ms: int) -> int:
+    """Return up to which write time a generation is read, ms."""
     return end_ms if generation.end_ms is None else min(end_ms, generation.end_ms + OVERLAP_MS)
 
 
@@ -316,7 +338,7 @@ def again_pieces(position: Position, generations: Sequence[Interval]) -> list[Pi
     if not position.again:
         return []
     start_ms, end_ms = position.again[0].start_ms, again_end(position)
-    found = ((one.start_ms, max(one.start_ms, start_ms), _last_ms(one, end_ms)) for one in generations)
+    found = ((one.start_ms, max(one.start_ms, start_ms), last_ms(one, end_ms)) for one in generations)
     return [Piece(time_ms, first, last, "again") for time_ms, first, last in found if first < last]
 
 
@@ -351,143 +373,9 @@ def grown(window_ms: int, rows: int, least_ms: int) -> int:
     return max(least_ms, min(longer, LONGEST_WINDOW_MS))
 
 
-def due(position: Position, now_ms: int, rules: Rules, first_ms: int) -> Position:
-    """Begin the sweeps that are due.
-
-    :param first_ms: time of the first generation
-    """
-    # One that began by a clock that was ahead began before.
-    near, far = (
-        replace(one, began_ms=one.before_ms) if one.began_ms > now_ms + ARRIVAL_MARGIN_MS else one
-        for one in (position.near, position.far)
-    )
-    if near.next_ms is None and now_ms - near.began_ms >= rules.near_ms:
-        # Of the first slot that part is compared that was read.
-        begin_ms = max(_near_from_ms(position, rules), position.begin_ms // SLOT_MS * SLOT_MS)
-        next_ms = begin_ms if begin_ms < compared_until(position) else None
-        near = Sweep(now_ms, near.began_ms, next_ms, near.window_ms, ended_ms=near.ended_ms)
-    if far.next_ms is None and rules.far_ms and now_ms - far.began_ms >= rules.far_ms:
-        far = Sweep(now_ms, far.began_ms, first_ms, far.window_ms)
-    return replace(position, near=near, far=far)
-
-
-def late_ms(rules: Rules) -> int:
-    """Return how long after its write time a row comes at least that is for far sweeps, ms: near ones find all that
-    come sooner."""
-    return max(0, rules.reach_ms - 2 * rules.near_ms - ARRIVAL_MARGIN_MS - rules.skew_ms)
-
-
-def _near_from_ms(position: Position, rules: Rules) -> int:
-    """Return where the next near sweep begins, ms: also after a long stop it has all that came since the one before
-    began, and all that was never compared."""
-    missed_ms = position.near.began_ms - late_ms(rules)
-    return min(position.until_ms - rules.reach_ms, missed_ms, position.near.ended_ms) // SLOT_MS * SLOT_MS
-
-
-def compared_until(position: Position) -> int:
-    """Return the end of the last slot that was read to its end, ms."""
-    return position.until_ms // SLOT_MS * SLOT_MS
-
-
-def near_end(position: Position) -> int:
-    """Return the end of the next step of the near sweep, ms: it ends with a slot, or lies in one."""
-    near = position.near
-    assert near.next_ms is not None
-    end_ms = near.next_ms + near.window_ms
-    whole_ms, slot_end_ms = end_ms // SLOT_MS * SLOT_MS, (near.next_ms // SLOT_MS + 1) * SLOT_MS
-    return min(whole_ms if whole_ms >= slot_end_ms else end_ms, compared_until(position))
-
-
-def far_end(position: Position) -> int:
-    """Return the end of the next step of the far sweep, ms."""
-    assert position.far.next_ms is not None
-    return min(position.far.next_ms + position.far.window_ms, position.until_ms)
-
-
-def sweep_pieces(position: Position, generations: Sequence[Interval], rules: Rules) -> list[Piece]:
-    """Return what the next steps of both sweeps read; nothing: none is going on."""
-    pieces, near, far = [], position.near, position.far
-    if near.next_ms is not None:
-        for one in generations:
-            first = max(one.start_ms, near.next_ms, position.begin_ms)
-            last = _last_ms(one, near_end(position))
-            if first < last:
-                pieces.append(Piece(one.start_ms, first, last, "near"))
-    if far.next_ms is None:
-        return pieces
-    for one in generations:
-        operated = one.end_ms is None or one.end_ms + OVERLAP_MS >= far.before_ms
-        if not operated and not rules.far_of_all:
-            continue  # a generation takes no rows after its end
-        first, last = max(one.start_ms, far.next_ms), _last_ms(one, far_end(position))
-        if first < last:
-            # What came while the sweep runs is for the next one, all of it: so nothing is taken twice.
-            since_ms, until_ms = (at_ms - ARRIVAL_MARGIN_MS for at_ms in (far.before_ms, far.began_ms))
-            error_ms = ARRIVAL_ERROR_MS + rules.skew_ms
-            arrived = since_ms - error_ms, until_ms + error_ms
-            pieces.append(Piece(one.start_ms, first, last, "far", *arrived, position.begin_ms, late_ms(rules)))
-    return pieces
-
-
-def swept_far(position: Position, rows: int) -> Position:
-    """Return the position after a step of the far sweep, which has read so many rows."""
-    if position.far.next_ms is None:
-        return position
-    return replace(position, far=_stepped(position.far, far_end(position), position.until_ms, rows))
-
-
-def swept_near(position: Position, found: Sums, rows: int) -> Position:
-    """Return the position after a step of the near sweep. Slots that have other log rows than were read are read again.
-
-    :param found: what the step has found
-    :param rows: rows that it has read
-    """
-    near = position.near
-    if near.next_ms is None:
-        return position
-    end_ms, begun = near_end(position), near.next_ms // SLOT_MS * SLOT_MS
-    found = {**found, begun: added(near.part, found.get(begun, NO_SUMS))}
-    is_whole = end_ms % SLOT_MS == 0
-    known: dict[int, SlotSums] = {slot: (count, first, second) for slot, count, first, second in position.slots}
-    compared = range(begun, end_ms, SLOT_MS) if is_whole else ()
-    other = [slot for slot in compared if known.get(slot, NO_SUMS) != found.get(slot, NO_SUMS)]
-    known |= {slot: found.get(slot, NO_SUMS) for slot in other}
-    stepped = _stepped(near, end_ms, compared_until(position), rows)
-    ended_ms = near.ended_ms if stepped.next_ms is not None else end_ms
-    since_ms = near.before_ms - ARRIVAL_MARGIN_MS
-    return replace(
-        position,
-        near=replace(stepped, part=NO_SUMS if is_whole else found[begun], ended_ms=ended_ms),
-        slots=_slots(known),
-        again=(*position.again, *(Again(slot, slot + SLOT_MS, max(slot, since_ms)) for slot in other)),
-    )
-
-
-def _stepped(sweep: Sweep, end_ms: int, until_ms: int, rows: int) -> Sweep:
-    assert sweep.next_ms is not None
-    window_ms = grown(end_ms - sweep.next_ms, rows, min(sweep.window_ms, 60_000))
-    return replace(sweep, next_ms=None if end_ms >= until_ms else end_ms, window_ms=window_ms)
-
-
-def summed(position: Position, found: Sums, rules: Rules) -> Position:
-    """Add what a window has read to the slots, and forget those that no near sweep compares any more."""
-    near = position.near
-    kept_from_ms = min(_near_from_ms(position, rules), position.until_ms if near.next_ms is None else near.next_ms)
-    known: dict[int, SlotSums] = {
-        slot: (count, first, second) for slot, count, first, second in position.slots if slot + SLOT_MS > kept_from_ms
-    }
-    for slot, sums in found.items():
-        known[slot] = added(known.get(slot, NO_SUMS), sums)
-    return replace(position, slots=_slots(known))
-
-
 NO_SUMS: SlotSums = (0, 0, 0)
 
 
 def added(one: SlotSums, other: SlotSums) -> SlotSums:
     """Return the sums of two parts of a slot."""
     return one[0] + other[0], (one[1] + other[1]) % 2**64, (one[2] + other[2]) % 2**64
-
-
-def _slots(known: Mapping[int, SlotSums]) -> tuple[tuple[int, int, int, int], ...]:
-    return tuple((slot, *sums) for slot, sums in sorted(known.items()) if any(sums))

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from ringsync.cluster.generations import Clocks
 from ringsync.cluster.limits import Permits
 from ringsync.cluster.protocol import SessionAt
 from ringsync.cluster.session import ClusterSettings
@@ -59,19 +60,20 @@ class LogRead:
         return sum(map(len, self.pages))
 
     def decoded(
-        self, table: LogTable, log_ttls_s: Sequence[int], *, clock_ahead_s: float, take_incomplete: bool = False
+        self, table: LogTable, log_ttls_s: Sequence[int], *, clocks: Clocks, take_incomplete: bool = False
     ) -> LogRows:
         """Decode the pages: :func:`ringsync.scylla.log_rows.decode_log`.
 
-        :param clock_ahead_s: how far the servers' clock is ahead of this host's, s
+        :param clocks: of the servers, one of which says how much is left of a row's TTL
         """
         return decode_log(
             self.pages,
             table,
-            read_at_s=[int(at_s + clock_ahead_s) for at_s in self.at_s],
+            read_at_s=[int(at_s + clocks.ahead_ms / 1000) for at_s in self.at_s],
             log_ttls_s=log_ttls_s,
             take_incomplete=take_incomplete,
             took_s=math.ceil(self.took_s),
+            error_s=round(clocks.error_ms / 1000),
         )
 
 
@@ -79,7 +81,8 @@ Of = TypeVar("Of")
 
 
 def joined(reads: Iterable[tuple[Of, LogRead]]) -> Iterator[tuple[Of, LogRead]]:
-    """Join reads that follow one another, to be decoded together: up to ``JOINED_BYTES``, or one that has more.
+    """Join reads that follow one another, to be decoded together: up to ``JOINED_BYTES``, or one that has more. One
+    that was given up stays alone: the next one may have its last rows, too.
 
     :param reads: what each is of, and the read. Only reads of equal things are joined, and those whose pages took
         equally many seconds: how long they took says how exactly it is known when a row arrived
@@ -88,7 +91,8 @@ def joined(reads: Iterable[tuple[Of, LogRead]]) -> Iterator[tuple[Of, LogRead]]:
     size, last = 0, None
     for of, read in reads:
         kind = of, math.ceil(read.took_s)
-        if last is not None and (kind != last or size + read.size > JOINED_BYTES):
+        is_cut = read.is_too_large or (bool(together) and together[-1].is_too_large)
+        if last is not None and (kind != last or size + read.size > JOINED_BYTES or is_cut):
             yield last[0], _joined(together)
             together, size = [], 0
         together.append(read)
@@ -128,19 +132,22 @@ class LogReader:
         *,
         most_bytes: int = MOST_BYTES,
         endpoints: tuple[str, ...] = (),
+        from_time: bytes | None = None,
     ) -> Callable[[], LogRead]:
         """Begin to read the rows of some streams with a write time in ``[start_ms, end_ms)``: ask for the first pages.
 
         :param streams: ids, at most :data:`STREAMS_AT_ONCE`
         :param most_bytes: bytes of pages with more of which the reading is given up; at most what can be decoded
         :param endpoints: ``address:port`` of the replicas to ask first
+        :param from_time: timeuuid at which to begin in place of ``start_ms``
         :returns: function that reads to the end. It raises a :class:`LogReadError` if they cannot be read now, and
             ``cassandra.InvalidRequest`` if the log is gone, or has other columns
         """
         settings = replace(self.settings, page_size=PAGE_ROWS)
         pages = Pages(self.session, self.session.statements, endpoints, settings, self.permits, time.sleep)
         listed = struct.pack(">i", len(streams)) + b"".join(struct.pack(">i", len(one)) + one for one in streams)
-        request = Request(table.select(bypass_cache=True), (listed, lowest_time(start_ms), lowest_time(end_ms)))
+        times = from_time or lowest_time(start_ms), lowest_time(end_ms)
+        request = Request(table.select(bypass_cache=True), (listed, *times))
         try:
             first = pages.ask(request, wait=True)
         except Exception:

@@ -52,6 +52,7 @@ from ringsync.sources.options import OptionError, checked, for_spark, schema_for
 from ringsync.wiring import cluster_limits, cluster_settings
 
 if TYPE_CHECKING:
+    from ringsync.cluster.generations import Clocks
     from ringsync.scylla.log_schema import LogTable
 
 OPTIONS = ("config", "table", "from", "to", "rows", "damage")
@@ -69,13 +70,12 @@ class LogPlan:
     """What is read of a log.
 
     :ivar ttl_s: time after which the log forgets its rows, s; None: never
-    :ivar clock_ahead_s: how far the cluster's clock is ahead of this host's
     :ivar parts: streams of each request, with the write times ``[start, end)`` in ms
     """
 
     log: LogTable
     ttl_s: int | None
-    clock_ahead_s: float
+    clocks: Clocks
     parts: tuple[tuple[tuple[bytes, ...], int, int], ...]
 
 
@@ -107,7 +107,7 @@ def plan_log(options: dict[str, str]) -> LogPlan:
 
     :raises OptionError: a time is malformed
     :raises ClusterError: the cluster refuses us, or is no Scylla
-    :raises SchemaError: there is no such table, or it has no log
+    :raises SchemaError: there is no such table, or it has no log, or one without values
     """
     from ringsync.cluster.generations import Streams, clocks, has_tablets, read_generation, read_times, vnode_streams
     from ringsync.cluster.node import ask_one
@@ -116,7 +116,7 @@ def plan_log(options: dict[str, str]) -> LogPlan:
     from ringsync.cluster.session import ClusterError, connect
     from ringsync.config import load_config
     from ringsync.scylla.generations import intervals
-    from ringsync.scylla.log_schema import LOG_SUFFIX, log_table_of
+    from ringsync.scylla.log_schema import LOG_SUFFIX, LogTableError, log_table_of
     from ringsync.scylla.progress import OVERLAP_MS
     from ringsync.sources.cdc_log import grouped
 
@@ -127,11 +127,15 @@ def plan_log(options: dict[str, str]) -> LogPlan:
     keyspace, name = parse_table_name(options["table"])
     base, cdc = ask_one(session, lambda node: (read_table(node, keyspace, name), read_cdc_options(node)))
     log = log_table_of(base, read_table(session, keyspace, name + LOG_SUFFIX))
+    found = cdc.get(base.table_id)
+    if found and found.delta != "full":
+        raise LogTableError(
+            f"the log of {keyspace}.{name} has keys only (cdc = {{'delta': 'keys'}}): it does not say what was written"
+        )
     streams = Streams((keyspace, name)) if has_tablets(session, keyspace) else vnode_streams(session)
     if (told := clocks(session)) is None:
         raise ClusterError("no node tells its time: try again")
-    ahead_ms, skew_ms = told
-    settled_ms = time.time() * 1000 + ahead_ms - skew_ms - config.scylla.confidence_ms
+    settled_ms = time.time() * 1000 + told.ahead_ms - told.behind_ms - config.scylla.confidence_ms
     start_ms = _moment_ms(options, "from", 0)
     end_ms = _moment_ms(options, "to", int(settled_ms))
     parts = []
@@ -147,8 +151,7 @@ def plan_log(options: dict[str, str]) -> LogPlan:
                 )
             groups = grouped(generation, None)
             parts += [(group, max(start_ms, one.start_ms), last_ms) for group, _ in groups]
-    found = cdc.get(base.table_id)
-    return LogPlan(log, (found.ttl_s or None) if found else None, ahead_ms / 1000, tuple(parts))
+    return LogPlan(log, (found.ttl_s or None) if found else None, told, tuple(parts))
 
 
 def _moment_ms(options: dict[str, str], name: str, default: int) -> int:
@@ -210,7 +213,7 @@ class ScyllaCdcLogReader(DataSourceReader):  # type: ignore[misc]
                     "the options from and to"
                 )
             ttls_s = [self._plan.ttl_s] if self._plan.ttl_s else []
-            found = read.decoded(self._plan.log, ttls_s, clock_ahead_s=self._plan.clock_ahead_s)
+            found = read.decoded(self._plan.log, ttls_s, clocks=self._plan.clocks)
             if found.errors.num_rows and not (self._wants_problems or self._skips_damage):
                 first = found.errors.slice(0, 1).to_pylist()[0]
                 raise LogDamagedError(f"{first['file']}: {first['reason']}; damage=skip leaves such rows out")

@@ -19,6 +19,7 @@ from typing import Any
 
 from ringsync.cluster.cluster import read_size_estimate
 from ringsync.cluster.control import get_limits
+from ringsync.cluster.generations import clocks
 from ringsync.cluster.limits import Limiter
 from ringsync.cluster.schema import read_table
 from ringsync.cluster.scylla import cdc_column, has_cdc, is_scylla
@@ -78,6 +79,7 @@ class Preparation:
     :ivar space: the space that all of them need
     :ivar cdc: enables cdc on a table, and says what was done
     :ivar tables: number of tables
+    :ivar log_from_ms: of ScyllaDB: what a scan does not see was logged then or later, ms since the epoch
     """
 
     application: Application
@@ -88,6 +90,7 @@ class Preparation:
     cdc: Together[TableSchema, str]
     now: int
     tables: int = 1
+    log_from_ms: int | None = None
 
     @property
     def are_many(self) -> bool:
@@ -126,10 +129,17 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
     cdc = Together(
         partial(enable_scylla_cdc, shared, config.scylla) if on_scylla else partial(enable_cdc, shared, store)
     )
-    preparation = Preparation(application, shared, state, permits, Space(), cdc, now, len(tables))
+    log_from_ms = _log_from_ms(session, now, config.scylla.confidence_ms) if on_scylla else None
+    preparation = Preparation(application, shared, state, permits, Space(), cdc, now, len(tables), log_from_ms)
     each(application.run, tables, partial(prepare_table, preparation), outcome)
     report, code = in_all(outcome, last=options.dry_run)
     return {**report, "dry_run": options.dry_run}, code
+
+
+def _log_from_ms(session: Any, now: int, confidence_ms: int) -> int:
+    """Return a moment before that of the scan by the clock of any node, ms since the epoch."""
+    told = clocks(session)
+    return 1000 * now + (int(told.ahead_ms - told.behind_ms) if told else 0) - confidence_ms
 
 
 def prepare_table(preparation: Preparation, name: TableName) -> tuple[Report, ExitCode]:
@@ -188,9 +198,9 @@ def plan_table(
         )
     if not preparation.are_many:
         create_state(session, config)
-    if is_scylla(session):
+    if preparation.log_from_ms is not None:
         # Whenever the log is read for the first time, it is from before what the scan may not see.
-        note_log_begins(store, scan.table.table_id, 1000 * preparation.now - config.scylla.confidence_ms)
+        note_log_begins(store, scan.table.table_id, preparation.log_from_ms)
     if options.enable_cdc:
         report["cdc"] = preparation.cdc.do(scan.table)
     plan = find_plan(store, application.run, plan_of)

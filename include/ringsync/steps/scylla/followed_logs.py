@@ -10,6 +10,7 @@ from typing import Any
 
 from ringsync.changes.identity import TableVersion
 from ringsync.cluster.generations import (
+    Clocks,
     Streams,
     clocks,
     has_tablets,
@@ -39,6 +40,16 @@ from ringsync.storage.port import ObjectStore
 CLOCKS_EVERY_S = 60.0
 """Time between two looks at the nodes' clocks."""
 
+MOST_ERROR_MS = 300_000
+"""Error of a node's clock that is allowed for; one that is farther off must not hold up all others."""
+
+TIMES_EVERY_S = 15.0
+"""Time between two looks at the generations of a table with tablets."""
+
+LONGEST_GRACE_MS = 600_000
+"""Longest time from which on rows are not read for the first time, since they would expire meanwhile; of a small TTL a
+quarter of it."""
+
 LEEWAY_MS = 5_000
 """So far may a write time be ahead of its coordinator's clock (S: cdc/metadata.cc)."""
 
@@ -66,7 +77,8 @@ class FollowedTable:
     :ivar requests: what is asked for, of each of them, by its time
     :ivar ends_ms: it has lost its log at this moment: it is read up to it; None: it has one
     :ivar begins_ms: it was read to its end before, and nobody has watched it since this moment; None: it is not so
-    :ivar problem: why its log cannot be read; empty: it can
+    :ivar problem: why its log cannot be read; empty: it can. ``has_keys_only``: since it lacks values
+    :ivar keys: names of the base table's key columns
     """
 
     table_id: str
@@ -78,6 +90,8 @@ class FollowedTable:
     ends_ms: int | None = None
     problem: str = ""
     begins_ms: int | None = None
+    has_keys_only: bool = False
+    keys: tuple[str, ...] = ()
 
     @property
     def ttl_s(self) -> int:
@@ -109,6 +123,30 @@ class FollowedTable:
         return [when for one, when in zip(self.generations, self.intervals, strict=True) if one.ranges]
 
 
+@dataclass(frozen=True)
+class _ByName:
+    """A schema, by ids and names of tables."""
+
+    tables: Mapping[str, TableSchema]
+    names: Mapping[tuple[str, str], TableSchema | UnreadableTable]
+    ids: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, schema: Schema) -> _ByName:
+        every: tuple[TableSchema | UnreadableTable, ...] = (*schema.unreadable, *schema.tables)
+        tables = {one.table_id: one for one in schema.tables}
+        return cls(tables, {(one.keyspace, one.name): one for one in every}, schema.ids)
+
+    def log_of(self, table: TableSchema) -> TableSchema | UnreadableTable | None:
+        """Return a table's log."""
+        return self.names.get((table.keyspace, table.name + LOG_SUFFIX))
+
+    def about(self, table_id: str) -> tuple[Any, Any]:
+        """Return all that is said of a table."""
+        table = self.tables.get(table_id)
+        return table, self.log_of(table) if table else None
+
+
 class FollowedLogs:
     """Looks at the cluster, and remembers what has not changed.
 
@@ -129,22 +167,23 @@ class FollowedLogs:
         self._agree = Agreement(session, time.time, silent_since_s)
         self._unwatched_since_ms = unwatched_since_ms
         self._version = ""
-        self._schema: Schema = Schema(())
+        self._schema = _ByName({}, {})
         self._options: Mapping[str, CdcOptions] = {}
         self._versions: dict[str, TableVersion] = {}
         self._rings: dict[str, RankedRing | None] = {}
         self._generations: dict[tuple[Streams, int], Generation] = {}
-        self._streams: dict[str, Streams] = {}
+        self._streams: dict[str, tuple[SyncPlan | None, Streams]] = {}
+        self._times: dict[Streams, tuple[float, list[int]]] = {}
         self._looked: dict[Streams, tuple[Generation, ...]] = {}
         self._grouped: dict[tuple[Streams, int, str], tuple[Generation, Requests]] = {}
         self._requests: dict[str, int] = {}
         self._left_ms: dict[str, int] = {}
         self._clocks_s: float | None = None
-        self._ids: frozenset[str] = frozenset()
         self._plan: SyncPlan | None = None
         self._empty: set[int] = set()
-        self.clock_ahead_ms = 0.0
-        self.skew_ms = 0.0
+        self._has_looked = False
+        self._troubles: dict[str, str] = {}
+        self.clocks = Clocks(0, 0, 0, "")
 
     def look(self, plan: SyncPlan, positions: Mapping[str, Position], now_ms: int) -> list[FollowedTable]:
         """Return the tables to read: those of the plan, and those that have lost their log until it is read to its end.
@@ -156,25 +195,44 @@ class FollowedLogs:
         """
         self._look_at_schema()
         self._looked, self._requests, self._empty = {}, {}, set()
+        self._troubles.pop("generations", None)
         if plan is not self._plan:
-            self._plan, self._rings, self._streams = plan, {}, {}
+            self._plan, self._rings = plan, {}
         if self._clocks_s is None or time.monotonic() - self._clocks_s >= CLOCKS_EVERY_S:
             self._look_at_clocks()
         # The plan may be a little older than the schema: a table of the same name may be there meanwhile.
-        tables = [self._table(one.table_id, one.schema, None) for one in plan.tables if self.is_there(one.table_id)]
+        cluster_ms = now_ms + round(self.clocks.ahead_ms)
+        tables = []
+        for one in plan.tables:
+            if self.is_there(one.table_id):
+                table = self._table(one.table_id, one.schema, None)
+                tables.append(replace(table, begins_ms=self._comes_back(positions.get(one.table_id), cluster_ms)))
         planned = {table.table_id for table in plan.tables}
         for table_id in planned & self._left_ms.keys():
             del self._left_ms[table_id]
         for table_id in positions.keys() - planned:
-            cluster_ms = now_ms + round(self.clock_ahead_ms)
             if (left := self._left(table_id, positions[table_id], cluster_ms)) is not None:
                 tables.append(left)
+        self._has_looked = True
         return tables
+
+    def have_changed(self, tables: Sequence[FollowedTable]) -> set[str]:
+        """Return the ids of tables that were altered since :meth:`look`, or may be: a SELECT of before leaves out a
+        column that is new."""
+        try:
+            if self._agree() and schema_version(one_node(self._session)) == self._version:
+                return set()
+            now = _ByName.of(ask_one(self._session, tables_of)) if self._agree() else _ByName({}, {})
+        except NO_ANSWER:
+            now = _ByName({}, {})
+        return {one.table_id for one in tables if self._schema.about(one.table_id) != now.about(one.table_id)}
 
     def begin(self, table: FollowedTable, now_ms: int) -> Position:
         """Return where the reading of a log begins: where its capture began, or ``scylla.lookback_s`` ago. That is
         kept, so that nothing is left out if the first window fails for long."""
-        kept_from_ms = table.kept_from_ms(ttl_s := table.ttl_s, now_ms)
+        # What expires while it is read is not promised.
+        ttl_s = table.ttl_s
+        kept_from_ms = table.kept_from_ms(ttl_s, now_ms + min(LONGEST_GRACE_MS, 1000 * ttl_s // 4))
         noted = log_begins_ms(self._store, table.table_id)
         if noted is None:
             start_ms = max(now_ms - 1000 * self._config.scylla.lookback_s, kept_from_ms)
@@ -183,17 +241,17 @@ class FollowedLogs:
             start_ms = max(noted, table.intervals[0].start_ms)  # with tablets there was no log before
         known = [one.start_ms for one in table.described]
         begun = Position.begin(start_ms, known, self._config.scylla.window_ms, kept_from_ms)
-        return replace(begun, ttl_s=ttl_s, log_id=table.log_id)
+        return replace(begun, ttl_s=ttl_s, log_id=table.log_id, keys=table.keys)
 
     def begun_anew(self, table: FollowedTable, begins_ms: int) -> Position:
         """Return where the reading of a log begins of which all was read until a moment."""
         known = [one.start_ms for one in table.described]
         begun = Position.begin(begins_ms, known, self._config.scylla.window_ms, begins_ms)
-        return replace(begun, ttl_s=table.ttl_s, log_id=table.log_id)
+        return replace(begun, ttl_s=table.ttl_s, log_id=table.log_id, keys=table.keys)
 
     def is_there(self, table_id: str) -> bool:
         """Tell whether there is a table."""
-        return table_id in self._ids
+        return table_id in self._schema.ids
 
     def rules(self, table: FollowedTable, ttls_s: Sequence[int]) -> Rules:
         """Return how a table's log is read.
@@ -206,19 +264,21 @@ class FollowedLogs:
         # see each write time: rows between two of them are too early for far sweeps.
         reach_ms = min(config.near_reach_ms, digests_ms * 7 // 8, ttl_ms * 3 // 4 or math.inf)
         near_ms, far_ms = min(config.near_sweep_ms, reach_ms // 3), min(config.far_sweep_ms, ttl_ms // 2)
-        confidence_ms = config.confidence_ms + round(self.skew_ms)
+        behind_ms, skew_ms = (round(min(one, MOST_ERROR_MS)) for one in (self.clocks.behind_ms, self.clocks.error_ms))
+        confidence_ms = config.confidence_ms + behind_ms
         # All tables together ask no more than so often; their windows become longer instead.
         all_requests_ms = 1000 * sum(self._requests.values()) // config.queries_per_s
         window_ms = max(config.window_ms, min(all_requests_ms, LONGEST_ROUND_MS))
         sweeps = int(near_ms), int(reach_ms), far_ms
-        return Rules(confidence_ms, window_ms, *sweeps, far_of_all=table.has_tablets, skew_ms=round(self.skew_ms))
+        return Rules(confidence_ms, window_ms, *sweeps, far_of_all=table.has_tablets, skew_ms=skew_ms)
 
     def status(self) -> dict[str, Any]:
         """Return what is known of generations and clocks, for ``cdcservice status``."""
         return {
             "generations": len({time_ms for streams, time_ms in self._generations if streams.table is None}),
             "empty_generations_ms": sorted(self._empty),
-            "clock_skew_ms": round(abs(self.clock_ahead_ms) + self.skew_ms),
+            "clock_skew_ms": round(abs(self.clocks.ahead_ms) + self.clocks.error_ms),
+            "problems": [*self._troubles.values()],
             "silent_since_s": self._agree.silent_since_s,
             "requests_of_a_round": sum(self._requests.values()),
         }
@@ -228,17 +288,20 @@ class FollowedLogs:
             raise NotYetError("nodes disagree about the schema, or do not answer: logs are read once they agree")
         version = schema_version(one_node(self._session))
         if version != self._version:
-            self._schema, self._options, self._version = ask_one(
+            schema, self._options, self._version = ask_one(
                 self._session, lambda node: (tables_of(node), read_cdc_options(node), schema_version(node))
             )
-            self._ids = self._schema.ids
+            self._schema = _ByName.of(schema)
 
     def _look_at_clocks(self) -> None:
         """Compare the nodes' clocks: one that is behind writes longer to a generation, and to a window."""
         found = clocks(self._session)
         if found is None and self._clocks_s is None:
             raise NotYetError("no node tells its time: logs are read once one does")
-        self.clock_ahead_ms, self.skew_ms = found or (self.clock_ahead_ms, self.skew_ms)
+        self.clocks = found or self.clocks
+        self._troubles.pop("clocks", None)
+        if self.clocks.error_ms > MOST_ERROR_MS:
+            self._troubles["clocks"] = _WRONG_CLOCK.format(self.clocks.worst, self.clocks.error_ms / 1000)
         self._clocks_s = time.monotonic()
 
     def _table(self, table_id: str, base: TableSchema, ends_ms: int | None) -> FollowedTable:
@@ -248,9 +311,9 @@ class FollowedLogs:
             return FollowedTable(table_id, name, None, ends_ms=ends_ms, problem=problem)
 
         try:
-            now = next((one for one in self._schema.tables if one.table_id == table_id), base)
+            now = self._schema.tables.get(table_id, base)
             version = self._versions[table_id] = version_of(self._store, now, self._versions.get(table_id))
-            log = self._log_of(now)
+            log = self._schema.log_of(now)
             if log is None and ends_ms is not None:
                 return FollowedTable(table_id, name, None, ends_ms=ends_ms)
             if not isinstance(log, TableSchema):
@@ -258,7 +321,7 @@ class FollowedLogs:
                 return unreadable(f"log table {now.name}{LOG_SUFFIX}: {reason}")
             options = self._options.get(table_id)
             if options is not None and options.delta != "full":
-                return unreadable(_KEYS_ONLY)
+                return replace(unreadable(_KEYS_ONLY), has_keys_only=True)
             ring = self._ring_of(now.keyspace)
             by_arrival = self._config.sync.bucket_by_of(name) == "arrival"
             ttl_s = (options.ttl_s if options is not None else 0) or None
@@ -275,12 +338,17 @@ class FollowedLogs:
         is_own = streams.table is not None
         requests = {one.time_ms: self._requests_of(streams, one, None if is_own else ring) for one in generations}
         self._requests[table_id] = len(requests[generations[-1].time_ms])
-        return FollowedTable(table_id, name, followed, generations, requests, is_own, ends_ms)
+        return FollowedTable(
+            *(table_id, name, followed, generations, requests, is_own, ends_ms), keys=followed.log.key_names
+        )
 
-    def _log_of(self, table: TableSchema) -> TableSchema | UnreadableTable | None:
-        names = (table.keyspace, table.name + LOG_SUFFIX)
-        every: tuple[TableSchema | UnreadableTable, ...] = (*self._schema.tables, *self._schema.unreadable)
-        return next((one for one in every if (one.keyspace, one.name) == names), None)
+    def _comes_back(self, position: Position | None, now_ms: int) -> int | None:
+        """Return where the reading of a log begins anew that was lost, was read to its end, and is there again, ms
+        since the epoch: nothing was logged meanwhile."""
+        if position is None or not position.has_ended:
+            return None
+        seen_ms = self._unwatched_since_ms if self._unwatched_since_ms is not None and not self._has_looked else now_ms
+        return max(position.until_ms, seen_ms - PLAN_MS)
 
     def _left(self, table_id: str, position: Position, now_ms: int) -> FollowedTable | None:
         """Return a table that has left the plan, until its log is read to the end; None: it is, or is gone.
@@ -288,7 +356,7 @@ class FollowedLogs:
         After a time without us such a log is looked at anew, from then on: cdc may have been on meanwhile, unless the
         configuration leaves the table out. What cannot be read for long ends with a gap.
         """
-        there = next((one for one in self._schema.tables if one.table_id == table_id), None)
+        there = self._schema.tables.get(table_id)
         if there is None:
             return None
         ends_ms, begins_ms = self._left_ms.get(table_id), None
@@ -311,29 +379,59 @@ class FollowedLogs:
         return replace(found, begins_ms=begins_ms)
 
     def _may_have_had_cdc(self, table: TableSchema) -> bool:
-        return self._config.sync.follows(table.full_name) and self._log_of(table) is not None
+        return self._config.sync.follows(table.full_name) and self._schema.log_of(table) is not None
 
     def _streams_of(self, table: TableSchema) -> Streams:
-        if table.keyspace not in self._streams:
-            per_table = has_tablets(self._session, table.keyspace)
-            self._streams[table.keyspace] = Streams((table.keyspace, "")) if per_table else vnode_streams(self._session)
-        found = self._streams[table.keyspace]
+        known = self._streams.get(table.keyspace)
+        if known is None or known[0] is not self._plan:
+            try:
+                per_table = has_tablets(self._session, table.keyspace)
+                now = Streams((table.keyspace, "")) if per_table else vnode_streams(self._session)
+            except NO_ANSWER:
+                if known is None:
+                    raise
+                now = known[1]  # it hardly ever changes
+            known = self._streams[table.keyspace] = self._plan, now
+        found = known[1]
         return found if found.table is None else Streams((table.keyspace, table.name))
 
     def _generations_of(self, streams: Streams) -> tuple[Generation, ...]:
         """Read the generations that are new, once in a look. One without streams is read again: they may come later."""
         if streams in self._looked:
             return self._looked[streams]
-        times = read_times(self._session, streams)
+        times = self._times_of(streams)
         for time_ms in times:
             known = self._generations.get((streams, time_ms))
             if known is None or not known.ranges:
-                self._generations[streams, time_ms] = read_generation(self._session, streams, time_ms)
+                try:
+                    found_now = read_generation(self._session, streams, time_ms)
+                except NO_ANSWER as error:
+                    self._troubles["generations"] = _NO_GENERATIONS.format(error)
+                    found_now = Generation(time_ms, ())
+                self._generations[streams, time_ms] = found_now
         self._generations = {key: one for key, one in self._generations.items() if key[0] != streams or key[1] in times}
         found = self._looked[streams] = tuple(self._generations[streams, time_ms] for time_ms in times)
         if found and not found[-1].ranges:
             self._empty.add(found[-1].time_ms)
         return found
+
+    def _times_of(self, streams: Streams) -> list[int]:
+        """Read when generations begin; those that are known if that cannot be read: what is logged meanwhile to a new
+        one is read again as soon as it is known."""
+        looked_s, times = self._times.get(streams, (-math.inf, []))
+        now_s = time.monotonic()
+        # With tablets each table has its own.
+        if streams.table is not None and now_s - looked_s < TIMES_EVERY_S:
+            return times
+        try:
+            times = read_times(self._session, streams)
+        except NO_ANSWER as error:
+            if not times:
+                raise
+            self._troubles["generations"] = _NO_GENERATIONS.format(error)
+            return times
+        self._times[streams] = now_s, times
+        return times
 
     def _requests_of(self, streams: Streams, generation: Generation, ring: RankedRing | None) -> Requests:
         key = (streams, generation.time_ms, ring.ring.digest if ring else "")
@@ -353,7 +451,15 @@ class FollowedLogs:
         return self._rings[keyspace]
 
 
+_NO_GENERATIONS = (
+    "new generations of CDC streams are not seen, since system_distributed cannot be read at QUORUM: rows of theirs "
+    "will be late: {}"
+)
+_WRONG_CLOCK = (
+    "the clock of node {} is {:,.0f} s from the others' (median): rows that it takes may be missed, and times to live "
+    "be wrong. Set it, then cdcservice verify"
+)
 _KEYS_ONLY = (
     "its log has keys only (cdc = {'delta': 'keys'}): the values are missing. ALTER the table WITH cdc = {'enabled': "
-    "true, 'delta': 'full'}"
+    "true, 'delta': 'full'}: the time until then is a gap"
 )

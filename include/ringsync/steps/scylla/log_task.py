@@ -8,22 +8,23 @@ import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ringsync.cluster.control import ControlAddress, ControlClient
+from ringsync.cluster.generations import Clocks
 from ringsync.cluster.limits import Permits
 from ringsync.compiled.arrow import Mask, array_of, integers
 from ringsync.config import Config
 from ringsync.cql.murmur3 import murmur3_128
 from ringsync.formats.commitlog.reader import ERROR_ROWS
-from ringsync.formats.result_page import Page
+from ringsync.formats.result_page import Page, page_cells
 from ringsync.ledger import staging
-from ringsync.scylla.log_rows import MOST_BYTES as DECODED_BYTES
 from ringsync.scylla.log_rows import UNKNOWN_ARRIVAL, LogGroups, LogRows
-from ringsync.scylla.log_schema import LogTable
+from ringsync.scylla.log_schema import METADATA, LogTable
 from ringsync.scylla.progress import NO_SUMS, SLOT_MS, Kind, Piece, SlotSums, Waiting, added
 from ringsync.sources.cdc_log import LogRead, LogReader, joined
 from ringsync.steps.application import plain
@@ -35,12 +36,13 @@ READS_AT_ONCE = 8
 """Requests of one task that are on their way at once: most streams have nothing new, and the answer is short. Of each
 some pages at most wait in memory."""
 
-MOST_ROWS, MOST_BYTES = 1_000_000, 2**27
-"""Log rows of a table that one task reads, and bytes that one request has: with more, the window is made shorter, and
-nothing is lost. One of a single ms cannot be: its streams are read one by one, each with all that can be decoded."""
+MOST_ROWS, MOST_BYTES = 1_000_000, 2**25
+"""Log rows of a table that one task reads, and bytes that one request has, whose change rows may take many times as
+much: with more, the window is made shorter, and nothing is lost. One of a single ms cannot be: its streams are read one
+by one, and each in parts."""
 
 HELD_BYTES = 2**27
-"""Bytes of pages whose rows a task holds in memory; then it writes a file."""
+"""Bytes of change rows that a task holds in memory; then it writes a file."""
 
 MOST_ERROR_BYTES = 2**25
 """Bytes of log rows of a table that a task gives back since they cannot be decoded: with more, too, the window is made
@@ -77,6 +79,8 @@ class LogWork:
     :ivar only: of a group that waited: its ``cdc$time``; all other rows were staged before
     :ivar patient: whether a group that is not complete waits; False: it has waited long enough
     :ivar alone: whether nothing else is read meanwhile, since there is so much of it
+    :ivar from_time: ``cdc$time`` from which on the rest of a stream is read; None: from the begin of the piece
+    :ivar is_part: whether the last write that was read is left to the next part, which may have more of it
     :ivar ttls_s: TTLs that the log rows may have, s, the present one first; empty: they stay for ever
     """
 
@@ -87,11 +91,13 @@ class LogWork:
     only: bytes | None = None
     patient: bool = True
     alone: bool = False
+    from_time: bytes | None = None
+    is_part: bool = False
     ttls_s: tuple[int, ...] = ()
 
     def without_streams(self) -> LogWork:
         """Return what is to be done with all rows alike, of whatever stream they are."""
-        return replace(self, streams=(), endpoints=())
+        return replace(self, streams=(), endpoints=(), from_time=None)
 
 
 @dataclass
@@ -126,8 +132,6 @@ class TableResult:
         has_many = kind != "near" and self.counts[rows] > MOST_ROWS and not _is_shortest(piece)
         if has_many or (read.is_too_large and not _is_shortest(piece)):
             self.too_many.add(kind)
-        elif read.is_too_large:
-            self.failures[kind] = f"one stream has more than {DECODED_BYTES:,} bytes in the ms {piece.start_ms}"
         self.largest[kind] = max(self.largest[kind], read.size)
 
     def failed(self, piece: Piece, size: int) -> None:
@@ -165,7 +169,7 @@ class LogTask:
     """Reads and stages the work that Spark gives to one task.
 
     :ivar commit: number of the commit that is to list the result
-    :ivar clock_ahead_ms: how far the cluster's clock is ahead of ours
+    :ivar clocks: those of the cluster's nodes
     """
 
     config: Config
@@ -173,7 +177,7 @@ class LogTask:
     windows: Windows
     control: ControlAddress
     commit: int
-    clock_ahead_ms: float = 0.0
+    clocks: Clocks
 
     def __call__(self, works: Iterable[LogWork]) -> Iterator[LogResult]:
         with ControlClient(self.control) as permits:
@@ -191,25 +195,15 @@ def stage_logs(task: LogTask, works: Sequence[LogWork], permits: Permits) -> Log
     def is_vain(work: LogWork) -> bool:
         return work.piece.kind in results[task.tables[work.table].table_id].missed
 
-    def came() -> Iterator[tuple[LogWork, LogRead]]:
-        for work, read in _reads(task, reader, waiting, is_vain):
-            result = results[task.tables[work.table].table_id]
-            if isinstance(read, Exception):
-                result.failures[work.piece.kind] = plain(read)
-            elif read.is_too_large and _is_shortest(work.piece) and not work.alone:
-                is_one = len(work.streams) == 1
-                waiting.extend(replace(work, streams=(stream,), alone=is_one) for stream in work.streams)
-            else:
-                result.came(work.piece, read)
-                if not is_vain(work):
-                    yield work.without_streams(), read
-
-    for work, read in joined(came()):
+    reads = _reads(task, reader, waiting, is_vain)
+    for work, read in joined(_usable(task, reads, waiting, results)):
         table = task.tables[work.table]
         result = results[table.table_id]
         try:
             found = _decoded(task, work, read, take_incomplete=not work.patient)
-            files.add(_taken(task, work, read, found, result), read.size)
+            rows, counts = _taken(task, work, read, found, result)
+            files.add(rows)
+            result.counts.update(counts)
             if work.piece.kind != "near":
                 errors.append(_named(found.errors, table))
                 result.failed(work.piece, found.errors.nbytes)
@@ -223,6 +217,38 @@ def stage_logs(task: LogTask, works: Sequence[LogWork], permits: Permits) -> Log
     return LogResult(
         dict(results), files.counts, tuple(files.blocks), tuple(files.late), encoded, undecoded.num_rows, read_at_ms
     )
+
+
+def _usable(
+    task: LogTask,
+    reads: Iterable[tuple[LogWork, LogRead | Exception]],
+    waiting: deque[LogWork],
+    results: Mapping[str, TableResult],
+) -> Iterator[tuple[LogWork, LogRead]]:
+    """Yield the reads of which rows are taken, and count all. What is too large, and cannot be of less time, is read in
+    parts.
+
+    :param waiting: works, to which what is left is added
+    """
+    for work, read in reads:
+        table = task.tables[work.table]
+        result, kind = results[table.table_id], work.piece.kind
+        if isinstance(read, Exception):
+            result.failures[kind] = plain(read)
+            continue
+        if read.is_too_large and _is_shortest(work.piece):
+            if not work.alone:
+                is_one = len(work.streams) == 1
+                waiting.extend(replace(work, streams=(stream,), alone=is_one) for stream in work.streams)
+                continue
+            if (rest := _rest(work, read, table.log)) is None:
+                result.failures[kind] = _LARGE_WRITE.format(read.size, work.piece.start_ms)
+                continue
+            waiting.appendleft(rest)
+            work = replace(work, is_part=True)
+        result.came(work.piece, read)
+        if kind not in result.missed:
+            yield work.without_streams(), read
 
 
 class _Files:
@@ -240,10 +266,10 @@ class _Files:
         staged = [table.staged for table in self._task.tables]
         self._file, self.held = StagedFiles(staged, self._task.windows, self._store, to), 0
 
-    def add(self, rows: pa.RecordBatch, size: int) -> None:
-        """Add change rows, made of so many bytes of pages."""
+    def add(self, rows: pa.RecordBatch) -> None:
+        """Add change rows."""
         self._file.add(rows)
-        self.held += size if rows.num_rows else 0
+        self.held += rows.nbytes
 
     def write(self) -> None:
         """Write what is held."""
@@ -292,10 +318,20 @@ def _named(errors: pa.RecordBatch, table: FollowedLog) -> pa.RecordBatch:
 
 def _begun(task: LogTask, reader: LogReader, work: LogWork) -> Callable[[], LogRead]:
     piece, log = work.piece, task.tables[work.table].log
-    most_bytes = DECODED_BYTES if work.alone else MOST_BYTES
-    return reader.begin(
-        log, work.streams, piece.start_ms, piece.end_ms, most_bytes=most_bytes, endpoints=work.endpoints
-    )
+    options: dict[str, Any] = {"most_bytes": MOST_BYTES, "endpoints": work.endpoints, "from_time": work.from_time}
+    return reader.begin(log, work.streams, piece.start_ms, piece.end_ms, **options)
+
+
+_LARGE_WRITE = "more than {:,} bytes of its log in the ms {} are of one write: that is more than is decoded at once"
+
+
+def _rest(work: LogWork, read: LogRead, log: LogTable) -> LogWork | None:
+    """Return what is left of a stream of which a part was read: from its last write on, of which there may be more; it
+    is left out of this part. None: all is one write."""
+    pages = [page for page in read.pages if _row_count(page)]
+    times = [page_cells(page, len(log.layout))[1][METADATA.index("cdc$time")] for page in (pages[0], pages[-1])]
+    first, last = times[0].value(0), times[1].value(len(times[1]) - 1)
+    return replace(work, from_time=last) if first != last else None
 
 
 def _is_shortest(piece: Piece) -> bool:
@@ -303,40 +339,45 @@ def _is_shortest(piece: Piece) -> bool:
 
 
 def _decoded(task: LogTask, work: LogWork, read: LogRead, *, take_incomplete: bool) -> LogRows:
-    log, clock_ahead_s = task.tables[work.table].log, task.clock_ahead_ms / 1000
-    return read.decoded(log, work.ttls_s, clock_ahead_s=clock_ahead_s, take_incomplete=take_incomplete)
+    log = task.tables[work.table].log
+    return read.decoded(log, work.ttls_s, clocks=task.clocks, take_incomplete=take_incomplete)
 
 
-def _taken(task: LogTask, work: LogWork, read: LogRead, found: LogRows, result: TableResult) -> pa.RecordBatch:
-    """Count all rows, and return those that are to be staged."""
+def _taken(
+    task: LogTask, work: LogWork, read: LogRead, found: LogRows, result: TableResult
+) -> tuple[pa.RecordBatch, Counter[str]]:
+    """Return the rows that are to be staged, and the counts of all."""
     groups, kind, wanted = found.groups, work.piece.kind, np.ones(found.rows.num_rows, np.bool_)
+    if work.is_part:
+        groups = groups.before(len(groups) - 1)
+        wanted = found.group < len(groups)
     held = ~groups.complete if work.patient else np.zeros(len(groups), np.bool_)
     if work.only is not None:
         is_asked = (groups.time == np.frombuffer(work.only, np.uint8)).all(axis=1)
-        wanted = is_asked[found.group]
+        wanted &= np.append(is_asked, False)[np.minimum(found.group, len(groups))]
         held &= is_asked
     elif kind in ("window", "near"):
         # Whatever else is there when it is read once more is new, be it the rest of a group.
         add_sums(result.sums[kind], groups)
     if kind == "far":
-        wanted = _came_late(work.piece, found, read.took_s)
-        held &= _late_groups(task, work, read) if held.any() else False
+        wanted &= _came_late(work.piece, found, read.took_s)
+        held &= _late_groups(task, work, read)[: len(groups)] if held.any() else False
     elif kind == "near":
         wanted[:], held[:] = False, False
-    now_ms = int(time.time() * 1000 + task.clock_ahead_ms)
+    now_ms = int(time.time() * 1000 + task.clocks.ahead_ms)
     for place in np.flatnonzero(held).tolist():
         stream, moment = groups.stream[place].tobytes().hex(), groups.time[place].tobytes().hex()
         piece = work.piece
         result.waiting.append(
             Waiting(piece.generation_ms, stream, moment, now_ms, max(piece.start_ms, piece.arrived_from_ms))
         )
-    result.counts.update({f"log_{name}": number for name, number in vars(found.counts).items()})
-    result.counts.update(
+    counts = Counter({f"log_{name}": number for name, number in vars(found.counts).items()})
+    counts.update(
         change_rows=found.rows.num_rows,
         taken=int(np.count_nonzero(wanted)),
         read_before=int(np.count_nonzero(~wanted)),
     )
-    return _chosen(found.rows, wanted)
+    return _chosen(found.rows, wanted), counts
 
 
 def _late_groups(task: LogTask, work: LogWork, read: LogRead) -> Mask:

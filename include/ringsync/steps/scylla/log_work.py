@@ -20,19 +20,12 @@ from ringsync.scylla.progress import (
     advanced,
     again_end,
     again_pieces,
-    compared_until,
-    due,
-    far_end,
-    near_end,
     noticed,
-    summed,
-    sweep_pieces,
-    swept_far,
-    swept_near,
     was_read_again,
     window_end,
     window_pieces,
 )
+from ringsync.scylla.sweeps import compared_until, due, far_end, near_end, summed, sweep_pieces, swept_far, swept_near
 from ringsync.steps.scylla.followed_logs import FollowedTable
 from ringsync.steps.scylla.log_task import MOST_BYTES, LogWork, TableResult
 
@@ -92,7 +85,7 @@ class Planned:
         position = self._shortened(position, found.too_many)
         position = replace(position, waiting=self._still_waiting(found.waiting))
         if self.end_ms is not None:
-            position = replace(position, log_id=self.table.log_id)
+            position = replace(position, log_id=self.table.log_id, keys=self.table.keys, has_keys_only=False)
         position = summed(position, found.sums.get("window", {}), self.rules)
         return position if self.end_ms is None else advanced(position, self.end_ms, load["window"], self.rules)
 
@@ -124,15 +117,13 @@ class Planned:
 
     def _unread_of_window(self, now_ms: int) -> list[tuple[int, int]]:
         """Return what may have expired; what a generation had that has no streams, and never got any, as a later one is
-        known; and all of it if the log is gone, or is another one."""
+        known; and all of it if the log is gone, or is another one, or had keys only."""
         if self.end_ms is None:
             return []
         start_ms = self.position.until_ms
         first_ms = min([start_ms, *(one.arrived_ms for one in self.position.waiting)])
-        if self.table.log is None or self.is_other_log:
-            unread_ms = [one.start_ms for one in self.position.again]
-            end_ms = self.end_ms if self.table.log is None else now_ms
-            return [(min([first_ms, self.position.searched_ms, *unread_ms]), end_ms)]
+        if self.table.log is None or self.is_other_log or self.position.has_keys_only:
+            return [(self.position.unread_from_ms, self.end_ms if self.table.log is None else now_ms)]
         expired_ms, kept_from_ms = self.position.expired(first_ms, now_ms)
         begin_ms = self.table.intervals[0].start_ms
         if begin_ms > first_ms:  # its generation is not described any more

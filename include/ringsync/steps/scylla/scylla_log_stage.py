@@ -24,7 +24,7 @@ from ringsync.ledger.database import note_database
 from ringsync.ledger.gaps import Gap, note_gap
 from ringsync.ledger.layout import check_layout
 from ringsync.ledger.staging import CDC_LOGS, StageCommit, closed_until, decode_rows, put_commit
-from ringsync.scylla.progress import NO_SUMS, Kind, Position, added
+from ringsync.scylla.progress import ARRIVAL_MARGIN_MS, NO_SUMS, Kind, Position, added
 from ringsync.state.processor_error import ErrorTable
 from ringsync.status import age_s, read_status
 from ringsync.steps import loop
@@ -51,8 +51,13 @@ more."""
 WAITED_LONG_MS = 60_000
 """Time for which nodes may disagree about the schema before the loop's status has it as an error."""
 
+ALTERED = "it was altered while its log was read: it is read again"
+
 FAILED_LONG_MS = 300_000
 """Time after which a table that fails no longer holds up the closing of buckets: its rows will be late ones."""
+
+HELD_UP = 0.75
+"""Part of the digests' retention by which a table may be behind another one and hold up the closing of buckets."""
 
 
 @loop.starts_again()
@@ -161,34 +166,52 @@ class LogStager:
         self._names, self._looked = {table.table_id: table.name for table in tables}, True
         self._trouble = {key: one for key, one in self._trouble.items() if key[0] in self._names}
         self._watched_ms = _now_ms()
-        unreadable = {}
         for table in tables:
             if table.problem:
                 self._note_failure(table.table_id, "window", table.problem)
-                known = self._positions.get(table.table_id)
-                if known is not None and known.ends_ms != table.ends_ms:
-                    unreadable[table.table_id] = replace(known, ends_ms=table.ends_ms)
+        seen = {table.table_id: one for table in tables if (one := self._seen(table)) is not None}
         now_ms = _now_ms()
         tables = [replace(table, log=None) if self._is_given_up(table) else table for table in tables]
         tables = [table for table in tables if not table.problem and not self._rests(table.table_id, "window", now_ms)]
         read = [table for table in tables if table.log is not None]
-        planned = [self._planned(table, place, now_ms) for place, table in enumerate(read)]
+        planned = [
+            self._planned(table, seen.get(table.table_id, self._positions.get(table.table_id)), place, now_ms)
+            for place, table in enumerate(read)
+        ]
         ended = [
             plan_end(table, self._positions[table.table_id], self._followed.rules(table, ()))
             for table in tables
             if table.log is None
         ]
         due = [one for one in planned if one.is_due]
-        if due or ended or unreadable:
+        if due or ended or seen:
             results = self._run(read, [work for one in due for work in one.works], newest)
-            self._commit([*due, *ended], results, now_ms, unreadable)
+            altered = self._followed.have_changed(read) if results else set()
+            self._commit([*due, *ended], results, now_ms, seen, altered)
         self._rests_until_ms = self._rest(planned, now_ms)
 
-    def _planned(self, table: FollowedTable, place: int, now_ms: int) -> Planned:
-        cluster_ms = self._cluster_ms()
-        position = self._positions.get(table.table_id) or self._followed.begin(table, cluster_ms)
+    def _seen(self, table: FollowedTable) -> Position | None:
+        """Return the position of a table if the look at it has changed that; it counts whatever is read then.
+
+        What was logged under another name of a key column has no key (scylladb #25119): the log begins anew."""
+        known, cluster_ms = self._positions.get(table.table_id), self._cluster_ms()
+        if table.problem:
+            now = known and replace(known, ends_ms=table.ends_ms)
+            now = replace(now, has_keys_only=True) if now and table.has_keys_only else now
+            return now if now != known else None
+        if known is None or table.log is None:
+            return None
         if table.begins_ms is not None:
-            position = self._followed.begun_anew(table, table.begins_ms)
+            return self._followed.begun_anew(table, table.begins_ms)
+        if known.keys in ((), table.keys):
+            return None
+        begins_ms = cluster_ms + 2 * ARRIVAL_MARGIN_MS
+        self._note_gap(table, known.unread_from_ms, begins_ms)
+        return self._followed.begun_anew(table, begins_ms)
+
+    def _planned(self, table: FollowedTable, known: Position | None, place: int, now_ms: int) -> Planned:
+        cluster_ms = self._cluster_ms()
+        position = known or self._followed.begin(table, cluster_ms)
         position = replace(position.with_ttl(table.ttl_s, cluster_ms), ends_ms=table.ends_ms)
         resting = [kind for kind in get_args(Kind) if self._rests(table.table_id, kind, now_ms)]
         rules = self._followed.rules(table, position.ttls_s)
@@ -204,7 +227,7 @@ class LogStager:
 
     def _cluster_ms(self) -> int:
         """Return the time by the clock of the cluster, ms since the epoch: by it rows are written, and arrive."""
-        return _now_ms() + round(self._followed.clock_ahead_ms)
+        return _now_ms() + round(self._followed.clocks.ahead_ms)
 
     def _rests(self, table_id: str, kind: Kind, now_ms: int) -> bool:
         """Tell whether a table is not to be tried now: one that fails makes all others wait for its requests."""
@@ -248,7 +271,7 @@ class LogStager:
             Windows(newest, closed_until(self._store)),
             self._control.address,
             self._number + 1,
-            self._followed.clock_ahead_ms,
+            self._followed.clocks,
         )
         # Neighbours are dealt out: the streams of one table are spread over the tasks.
         count = min(len(works), self._context.defaultParallelism)
@@ -260,17 +283,23 @@ class LogStager:
         planned: Sequence[Planned],
         results: Sequence[LogResult],
         now_ms: int,
-        unreadable: Mapping[str, Position],
+        seen: Mapping[str, Position],
+        altered: Collection[str],
     ) -> None:
         """Make durable what was read of the tables that have not failed.
 
-        :param unreadable: positions of tables that cannot be read
+        :param seen: positions that the look at the tables has changed
+        :param altered: ids of tables that were altered meanwhile: nothing that was read of them counts
         :raises StepError: the counts do not reconcile
         """
         found = {one.table.table_id: _of_table(results, one.table.table_id) for one in planned}
+        for one in planned:
+            if one.table.table_id in altered:
+                kinds = {"window", *(work.piece.kind for work in one.works)}
+                found[one.table.table_id].failures |= dict.fromkeys(kinds, ALTERED)
         failed = {table_id for table_id, result in found.items() if "window" in result.missed}
         positions = {table_id: one for table_id, one in self._positions.items() if self._followed.is_there(table_id)}
-        positions |= unreadable
+        positions |= seen
         for one in planned:
             table_id, result = one.table.table_id, found[one.table.table_id]
             for gap in one.unread(self._cluster_ms(), result):
@@ -353,6 +382,9 @@ class LogStager:
         now_ms, cluster_ms, logs = _now_ms(), self._cluster_ms(), {}
         # Before the first look, a backlog must not be taken for nothing.
         clear_at_ms = now_ms if self._looked else min((one.until_ms for one in self._positions.values()), default=0)
+        newest_ms = max((one.until_ms for one in self._positions.values()), default=0)
+        # What is published of an open bucket is known by digests, which are forgotten some time.
+        patience_ms = 3_600_000 * self._config.sync.digest_retention_h * HELD_UP
         for table_id, name in self._names.items():
             position, trouble = self._positions.get(table_id), self._trouble.get((table_id, "window"))
             of_sweeps = [one for (of, kind), one in self._trouble.items() if of == table_id and kind != "window"]
@@ -361,8 +393,9 @@ class LogStager:
             is_read = ends_ms is not None and until_ms >= ends_ms  # only sweeps go on
             if is_read and not of_sweeps:
                 continue
-            is_failing_long = trouble is not None and now_ms - trouble.since_ms >= FAILED_LONG_MS
-            if not is_failing_long and not is_read:
+            is_late = trouble is not None and now_ms - trouble.since_ms >= FAILED_LONG_MS
+            is_late |= position is not None and newest_ms - until_ms >= patience_ms
+            if not is_late and not is_read:
                 clear_at_ms = min(clear_at_ms, until_ms)
             logs[name] = {
                 "until_ms": until_ms,
@@ -379,7 +412,7 @@ class LogStager:
             "errors": self._counts["log_errors"],
             "errors_surplus": self._surplus,
         }
-        ahead_ms = round(self._followed.clock_ahead_ms)
+        ahead_ms = round(self._followed.clocks.ahead_ms)
         seen = {"clear_at_ms": clear_at_ms, "watched_ms": self._watched_ms, "clock_ahead_ms": ahead_ms}
         return {"logs": logs, **seen, **self._followed.status(), **counts}
 

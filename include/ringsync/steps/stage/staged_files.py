@@ -112,24 +112,31 @@ class StagedFiles:
         """Sort rows into tables and buckets."""
         if not rows.num_rows:
             return
-        self._rows += rows.num_rows
         ids = rows["table_id"].dictionary_encode()
         of_id = integers(ids.indices)
+        of_dropped = too_old = 0
+        sorted_rows: list[tuple[tuple[int, int], pa.RecordBatch]] = []
         for place, table_id in enumerate(ids.dictionary.to_pylist()):
             number = self._tables.get(table_id)
             if table_id in self._held_up:
                 self.held_up |= {table_id.hex()}
             if number is None:
                 is_gone = table_id.hex() in self._gone
-                self._of_dropped += int(np.count_nonzero(of_id == place)) if is_gone else 0
+                of_dropped += int(np.count_nonzero(of_id == place)) if is_gone else 0
                 continue
             of_table = rows.take(pa.array(np.flatnonzero(of_id == place)))
             times = integers(of_table["write_time"])
             self.written = staging.together(self.written, (int(times.min()), int(times.max())))
             starts = self._windows.starts(times, self._kept[number].by_arrival)
-            self._too_old += int(np.count_nonzero(starts == TOO_OLD))
+            too_old += int(np.count_nonzero(starts == TOO_OLD))
             for start in np.unique(starts[starts != TOO_OLD]).tolist():
-                self._waiting[number, start].append(of_table.take(pa.array(np.flatnonzero(starts == start))))
+                sorted_rows.append(((number, start), of_table.take(pa.array(np.flatnonzero(starts == start)))))
+        # All or nothing: who gives rows may go on without them if this fails.
+        self._rows += rows.num_rows
+        self._of_dropped += of_dropped
+        self._too_old += too_old
+        for bucket_of_table, part in sorted_rows:
+            self._waiting[bucket_of_table].append(part)
 
     def finish(self) -> dict[str, int]:
         """Write everything, and count the rows."""
