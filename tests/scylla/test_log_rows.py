@@ -185,6 +185,14 @@ class TestBasicOperations:
         assert (found.rows.num_rows, found.counts.errors) == (0, 1)
         assert "sets nothing" in found.errors["reason"][0].as_py()
 
+    @pytest.mark.parametrize(("others", "is_error"), [([], True), ([{"ck": 1, "s": {1}}], False), ([{"ck": 1}], True)])
+    def test_a_statement_of_a_batch_may_change_no_element(self, others: list[dict[str, Any]], is_error: bool) -> None:
+        """As removing what is not in a list. Without any content in its batch it is an error all the same."""
+        tables = tables_of("pk int, ck int, s set<int>", "pk, ck")
+        rows = [row(0, ck=0, last=not others), *(row(1, 2 if "s" not in one else 1, **one) for one in others)]
+        counts = tables.decode(tables.page(rows)).counts
+        assert (counts.errors, counts.empty) == (is_error, not is_error)
+
     @pytest.mark.parametrize("ttl", [None, 5])
     def test_the_same_write_twice_with_a_ttl_is_two_changes(self, ttl: int | None) -> None:
         """The later one expires later, which nothing but its arrival says; without a TTL both are one."""

@@ -131,9 +131,9 @@ class Cluster:
         begun = Position.begin(self.begin_ms, known, RULES.window_ms, self.begin_ms)
         return replace(begun, ttl_s=table.ttl_s, log_id=table.log_id, keys=table.keys)
 
-    def begun_anew(self, table: FollowedTable, begins_ms: int) -> Position:
+    def begun_anew(self, table: FollowedTable, known: Position, begins_ms: int, searched_ms: int) -> Position:
         asked: Any = SimpleNamespace(_config=SimpleNamespace(scylla=SimpleNamespace(window_ms=RULES.window_ms)))
-        return FollowedLogs.begun_anew(asked, table, begins_ms)
+        return FollowedLogs.begun_anew(asked, table, known, begins_ms, searched_ms)
 
     def have_changed(self, tables: Sequence[FollowedTable]) -> set[str]:
         return set()
@@ -171,9 +171,7 @@ class Sync:
 
     def start(self) -> None:
         """Begin with what is durable."""
-        config: Any = SimpleNamespace(
-            commitlog_processor_window_interval_ms=MINUTE, sync=SimpleNamespace(digest_retention_h=4.0)
-        )
+        config: Any = SimpleNamespace(commitlog_processor_window_interval_ms=MINUTE)
         nothing: Any = SimpleNamespace(put=lambda *_: 0, address=None)
         self.stager = LogStager(config, self.store, None, _Spark(), nothing, nothing)
 

@@ -277,10 +277,6 @@ class Switched(Log):
         left = (FollowedLogs._left(asked, table_id, position, now_ms) for table_id, position in positions.items())
         return [found for found in left if found is not None]
 
-    def begun_anew(self, table: FollowedTable, begins_ms: int) -> Position:
-        known = [one.start_ms for one in table.described]
-        return replace(Position.begin(begins_ms, known, 15_000, begins_ms), ttl_s=table.ttl_s, log_id=table.log_id)
-
 
 def switched() -> Switched:
     return Switched([ONLY], has_from_ms=None)

@@ -369,11 +369,47 @@ def whole_sums(rows: Sequence[dict[str, Any]], kind: Kind) -> dict[int, SlotSums
     return sums
 
 
+def test_one_large_write_is_read_as_a_whole(staged: Callable[..., LogResult], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It cannot be divided. Others around it are read in parts."""
+    monkeypatch.setattr(log_task, "MOST_BYTES", 5000)
+    sizes = [*[1] * 100, 300, *[1] * 100]
+    rows = [
+        log_row(NOW - 80_000, ck=1000 * write + place, last=place == size - 1, **_of(write, place))
+        for write, size in enumerate(sizes)
+        for place in range(size)
+    ]
+    piece = Piece(NOW - 10**9, NOW - 80_000, NOW - 79_999)
+    result = staged(stream_of(rows, 7), [LogWork(0, piece, (STREAM,))])
+    (found,) = result.tables.values()
+    assert (found.missed, found.waiting) == (set(), [])
+    assert found.counts["taken"] == result.counts["staged"] == 500
+
+
+def _of(write: int, place: int) -> dict[str, Any]:
+    return {"cdc$time": moment(NOW - 80_000, write), "cdc$batch_seq_no": place}
+
+
+@pytest.mark.parametrize("patient", [False, True])
+def test_half_a_range_at_the_end_of_a_part_is_no_error(
+    staged: Callable[..., LogResult], monkeypatch: pytest.MonkeyPatch, patient: bool
+) -> None:
+    monkeypatch.setattr(log_task, "MOST_BYTES", 5000)
+    rows = []
+    for write in range(200):
+        for place, operation in enumerate((5, 7)):
+            row = log_row(NOW - 80_000, ck=write, last=place == 1, **_of(write, place))
+            rows.append({name: value for name, value in row.items() if name not in "ab"} | {"cdc$operation": operation})
+    piece = Piece(NOW - 10**9, NOW - 80_000, NOW - 79_999)
+    result = staged(stream_of(rows, 3), [LogWork(0, piece, (STREAM,), patient=patient)])
+    assert (result.error_count, result.counts["staged"]) == (0, 200)
+
+
 def test_one_write_that_is_too_large_is_a_failure(
     staged: Callable[..., LogResult], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is not tried again at once."""
     monkeypatch.setattr(log_task, "MOST_BYTES", 5000)
+    monkeypatch.setattr(log_task, "DECODED_BYTES", 20_000)
     rows = [log_row(NOW - 80_000, ck=ck, last=ck == 499, **{"cdc$batch_seq_no": ck}) for ck in range(500)]
     piece = Piece(NOW - 10**9, NOW - 80_000, NOW - 79_999)
     (failed,) = staged(stream_of(rows, 7), [LogWork(0, piece, (STREAM,))]).tables.values()

@@ -17,6 +17,7 @@ from ringsync.changes.identity import TableVersion
 from ringsync.config import load_config
 from ringsync.images.live import live_rows
 from ringsync.ledger.passes import Pass, get_pass, mark, pass_numbers
+from ringsync.ledger.staging import put_closed_until
 from ringsync.replica.changes import replica_state
 from ringsync.replica.lookup import images_between
 from ringsync.schema.table import TableSchema
@@ -149,6 +150,9 @@ def test_changes_are_kept_for_as_long_as_a_bootstrap_begins_with_them(lake: Lake
     lake.publish(NOW, [ALONE], by_arrival=False)
     lake.publish(NOW, [Write(3, 1, "y", NOW.start * 1000 + 7)], by_arrival=False)
     again(lake, lambda one: replace(one, created_at_ms=int(time.time() * 1000) - age_ms * (one.number == 1)))
+    caught_up(follow_ups(lake))
+    assert pass_numbers(lake.store, TABLE.table_id) == [1, 2], "its bucket is open: what was published is known by it"
+    put_closed_until(lake.store, NOW.end)
     caught_up(follow_ups(lake))
     kept = age_ms < KEPT_MS + FORGOTTEN_LATER_MS
     assert pass_numbers(lake.store, TABLE.table_id) == ([1, 2] if kept else [2])

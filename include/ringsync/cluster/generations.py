@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from statistics import median
+from statistics import median_low
 from typing import Any
 
 from cassandra import ConsistencyLevel, InvalidRequest
@@ -23,6 +23,8 @@ from ringsync.scylla.generations import Generation, StreamRange
 from ringsync.scylla.stream_ids import StreamId
 
 _EPOCH = datetime(1970, 1, 1)
+MOST_ERROR_MS = 300_000
+"""Error of a node's clock that is allowed for; one that is farther off must not hold up all others."""
 _CURRENT = 0
 """``stream_state`` of the streams of a table's set; the others are those that it closed and opened."""
 
@@ -114,13 +116,23 @@ class Clocks:
 
     :ivar ahead_ms: how far their median is ahead of ours
     :ivar behind_ms: how far one is behind the median at most: it writes longer to a generation, and to a window
-    :ivar error_ms: how far one is from the median at most; ``worst``: its address
+    :ivar error_ms: how far one is from the median at most; ``worst``: its address, or those of two that differ
     """
 
     ahead_ms: float
     behind_ms: float
     error_ms: float
     worst: str
+
+    @property
+    def delay_ms(self) -> int:
+        """How long to wait for what a node that is behind still writes: not for one that is far off."""
+        return round(min(self.behind_ms, MOST_ERROR_MS))
+
+    @property
+    def doubt_ms(self) -> int:
+        """How wrong a time may be that a node has told."""
+        return round(min(self.error_ms, MOST_ERROR_MS))
 
 
 def clocks(session: Any) -> Clocks | None:
@@ -134,8 +146,10 @@ def clocks(session: Any) -> Clocks | None:
                 continue  # nobody writes to it, either, or the next look tells
     if not offsets:
         return None
-    middle_ms = median(offset_ms for offset_ms, _ in offsets)
+    # Of two the slower: what is read a little late is whole.
+    middle_ms = median_low(offset_ms for offset_ms, _ in offsets)
     error_ms, worst = max((abs(offset_ms - middle_ms), address) for offset_ms, address in offsets)
+    worst = worst if len(offsets) != 2 else " or ".join(sorted(address for _, address in offsets))
     return Clocks(middle_ms, middle_ms - min(offsets)[0], error_ms, worst)
 
 

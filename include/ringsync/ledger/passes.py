@@ -33,6 +33,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from ringsync.ledger.staging import Bucket, closed_until
 from ringsync.ring.ring import Epoch
 from ringsync.storage.port import AlreadyExistsError, NotFoundError, ObjectStore
 from ringsync.streams.files import FileStream, Part, StreamError
@@ -105,6 +106,11 @@ class Pass:
     def folder(self) -> str:
         """Name of the pass's folder in the stream."""
         return pass_folder(self.begin or self.number)
+
+    def is_of_open_bucket(self, store: ObjectStore) -> bool:
+        """Tell whether rows of a bucket are in the pass that is not closed: they are known by its digests."""
+        last = max((Bucket.parse(one).end for one in self.digests if one != LATE), default=0)
+        return last > 0 and last > closed_until(store)
 
     def is_everywhere(self, epoch: Epoch) -> bool:
         """Tell whether all replicas have the rows, so that every read sees them.

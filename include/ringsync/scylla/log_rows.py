@@ -37,7 +37,7 @@ from ringsync.schema.table import TableSchema
 from ringsync.scylla import log_kernels as kernels
 from ringsync.scylla import log_state as of
 from ringsync.scylla.log_schema import ATOMIC, EPOCH_100NS, LogTable
-from ringsync.scylla.log_state import CHANGED, EMPTY, HELD, IMAGE, REASONS, LogState
+from ringsync.scylla.log_state import CHANGED, EMPTY, HELD, IMAGE, REASONS, UNSET, LogState
 
 UNKNOWN_ARRIVAL = kernels.UNKNOWN_ARRIVAL
 ID_BYTES = 16
@@ -107,7 +107,7 @@ class LogRows:
     :ivar arrivals_s: when each change row's write was at its coordinator, s since the epoch, or UNKNOWN_ARRIVAL: by
         each TTL that the log rows may have. By one that is too small for a row, the moment is in the future
     :ivar errors: batch of ``ERROR_ROWS``; ``raw`` is a result page with only the log row, which
-        :func:`decode_log` reads again
+        :func:`decode_log` reads again. ``errors_of``: number of each one's write in ``groups``
     """
 
     rows: pa.RecordBatch
@@ -115,7 +115,12 @@ class LogRows:
     arrivals_s: tuple[Integers, ...]
     groups: LogGroups
     errors: pa.RecordBatch
+    errors_of: Places
     counts: LogCounts
+
+    def errors_before(self, group: int) -> pa.RecordBatch:
+        """Return the errors of the writes before that of this number."""
+        return self.errors.slice(0, int(np.searchsorted(self.errors_of, group)))
 
 
 @dataclass(frozen=True)
@@ -232,6 +237,8 @@ def _log_rows(
     page: PaddedPage, table: LogTable, output: Output, found: _Found, groups: int, later_s: Integers
 ) -> LogRows:
     count, rows = len(found.outcomes), output.count(at.ROWS)
+    if any(column.form != ATOMIC for column in table.columns):
+        _excuse(output, found, rows, groups)
     by_outcome = np.bincount(found.outcomes, minlength=HELD + 1)
     changed, images, empty, held = by_outcome[[CHANGED, IMAGE, EMPTY, HELD]].tolist()
     failed = np.flatnonzero((found.outcomes == FULL) | (found.outcomes > HELD))
@@ -247,8 +254,21 @@ def _log_rows(
             ids[:, 0], ids[:, 1], found.complete[:groups] > 0, np.bincount(found.group_of[:count], minlength=groups)
         ),
         _errors(page, table, found, failed),
+        found.group_of[failed].astype(np.intp),
         counts,
     )
+
+
+def _excuse(output: Output, found: _Found, rows: int, groups: int) -> None:
+    """Let log rows be empty that set nothing, in a write of which others set something: a statement that changes no
+    element of a collection is logged if it is in a batch (S: cql3/lists.cc, cdc/change_visitor.hh)."""
+    unset = np.flatnonzero(found.outcomes == UNSET)
+    if not len(unset):
+        return
+    parts = (np.diff(output.arrays[starts][: rows + 1]) > 0 for starts in (at.ROW_CELLS, at.ROW_COMPLEX))
+    has_content = np.zeros(groups, np.bool_)
+    has_content[found.change_groups[:rows][np.logical_or(*parts)]] = True
+    found.outcomes[unset[has_content[found.group_of[unset]]]] = EMPTY
 
 
 def _arrivals(by_largest: Integers, later_s: Integers) -> tuple[Integers, ...]:
@@ -288,6 +308,7 @@ _NOTHING = LogRows(
     (),
     LogGroups(_NO_IDS, _NO_IDS, np.empty(0, np.bool_), np.empty(0, np.intp)),
     _NO_ERRORS,
+    np.empty(0, np.intp),
     LogCounts(0, 0, 0, 0, 0, 0),
 )
 """What pages without rows have: most have none, since few streams get a row in a window."""

@@ -138,12 +138,13 @@ def lowest_time(time_ms: int) -> bytes:
     return first.to_bytes(8, "big") + b"\x80" * 8
 
 
-def log_table_of(base: TableSchema, log: TableSchema) -> LogTable:
+def log_table_of(base: TableSchema, log: TableSchema, *, is_on: bool = True) -> LogTable:
     """Find the columns of a base table in its log table.
 
     If the log still has a dropped column, it is read.
 
     :param base: the base table, or some of its columns
+    :param is_on: whether writes are logged now. If not, the log does not get new columns, nor anything of them
     :raises LogTableError: the log table does not fit
     """
     types = {column.name: column.type for column in log.columns}
@@ -152,7 +153,7 @@ def log_table_of(base: TableSchema, log: TableSchema) -> LogTable:
         problems.append("the base table has counters, of which Scylla keeps no log")
     columns = []
     for logged in columns_of(base):
-        if logged.name not in types and not logged.dropped:
+        if logged.name not in types and not logged.dropped and is_on:
             problems.append(f"the log has no {quote(logged.name)}: what is written to it is not logged")
         if logged.name in types:
             column = _log_column(logged, types)

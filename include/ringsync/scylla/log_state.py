@@ -112,7 +112,7 @@ REASONS = {
     CONTRADICTION: "{column} is set and deleted at once",
     CONTENT: "{column} is set in a deletion",
     UNSET: "it sets nothing: the log had no values then (cdc = {{'delta': 'keys'}}), or not those of all columns; what "
-    "it set is missing until cdcservice verify --repair",
+    "it has set is missing until cdcservice verify --repair",
 }
 """Explanations for people of what is wrong with a log row; its columns are those of the result."""
 

@@ -73,7 +73,7 @@ class LogRead:
             log_ttls_s=log_ttls_s,
             take_incomplete=take_incomplete,
             took_s=math.ceil(self.took_s),
-            error_s=round(clocks.error_ms / 1000),
+            error_s=round(clocks.doubt_ms / 1000),
         )
 
 

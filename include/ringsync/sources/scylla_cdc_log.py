@@ -126,8 +126,9 @@ def plan_log(options: dict[str, str]) -> LogPlan:
         raise ClusterError("this cluster is no ScyllaDB: its changes are in commit logs (cassandra_commitlog)")
     keyspace, name = parse_table_name(options["table"])
     base, cdc = ask_one(session, lambda node: (read_table(node, keyspace, name), read_cdc_options(node)))
-    log = log_table_of(base, read_table(session, keyspace, name + LOG_SUFFIX))
     found = cdc.get(base.table_id)
+    log_table = read_table(session, keyspace, name + LOG_SUFFIX)
+    log = log_table_of(base, log_table, is_on=found is not None and found.enabled)
     if found and found.delta != "full":
         raise LogTableError(
             f"the log of {keyspace}.{name} has keys only (cdc = {{'delta': 'keys'}}): it does not say what was written"
@@ -135,7 +136,7 @@ def plan_log(options: dict[str, str]) -> LogPlan:
     streams = Streams((keyspace, name)) if has_tablets(session, keyspace) else vnode_streams(session)
     if (told := clocks(session)) is None:
         raise ClusterError("no node tells its time: try again")
-    settled_ms = time.time() * 1000 + told.ahead_ms - told.behind_ms - config.scylla.confidence_ms
+    settled_ms = time.time() * 1000 + told.ahead_ms - told.delay_ms - config.scylla.confidence_ms
     start_ms = _moment_ms(options, "from", 0)
     end_ms = _moment_ms(options, "to", int(settled_ms))
     parts = []

@@ -139,7 +139,7 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
 def _log_from_ms(session: Any, now: int, confidence_ms: int) -> int:
     """Return a moment before that of the scan by the clock of any node, ms since the epoch."""
     told = clocks(session)
-    return 1000 * now + (int(told.ahead_ms - told.behind_ms) if told else 0) - confidence_ms
+    return 1000 * now + (int(told.ahead_ms) - told.delay_ms if told else 0) - confidence_ms
 
 
 def prepare_table(preparation: Preparation, name: TableName) -> tuple[Report, ExitCode]:

@@ -465,7 +465,7 @@ class FollowUps:
         return made is not None
 
     def _forget(self) -> None:
-        """Remove passes that are too old for further copies, and that no bootstrap begins with or owes."""
+        """Remove passes that are too old for further copies, of closed buckets, and that no bootstrap needs."""
         if self.bootstrap:
             return
         state = self._replica_lately()
@@ -475,11 +475,11 @@ class FollowUps:
         if state is not None or self._mismatch is not None:
             done = min([done, *(debt.missed[0].number - 1 for debt in self._debts())])
         oldest_ms = time.time() * 1000 - digests_kept_ms(self._application.config) - FORGOTTEN_LATER_MS
-        for number in sorted(self._passes)[:-1]:
-            if self._passes[number].created_at_ms > oldest_ms or number > done:
+        for made in self.passes[:-1]:
+            if made.created_at_ms > oldest_ms or made.number > done or made.is_of_open_bucket(self._store):
                 break
-            forget_pass(self._store, self._passes[number])
-            del self._passes[number]  # later than the object: files of an unknown pass are swept
+            forget_pass(self._store, made)
+            del self._passes[made.number]  # later than the object: files of an unknown pass are swept
 
     def is_done(self) -> bool:
         """Tell whether stream and replica, unless it can never follow, have all passes; no, during a bootstrap."""

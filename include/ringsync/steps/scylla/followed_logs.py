@@ -10,6 +10,7 @@ from typing import Any
 
 from ringsync.changes.identity import TableVersion
 from ringsync.cluster.generations import (
+    MOST_ERROR_MS,
     Clocks,
     Streams,
     clocks,
@@ -29,7 +30,7 @@ from ringsync.ring.ring import RingError
 from ringsync.schema.table import Schema, TableSchema, UnreadableTable
 from ringsync.scylla.generations import Generation, Interval, intervals
 from ringsync.scylla.log_schema import LOG_SUFFIX, LogTableError, log_table_of
-from ringsync.scylla.progress import SLOT_MS, Position, Rules
+from ringsync.scylla.progress import SLOT_MS, Position, Rules, Sweep
 from ringsync.sources.cdc_log import Requests, grouped
 from ringsync.steps.scylla.log_task import FollowedLog
 from ringsync.steps.scylla.positions import log_begins_ms, note_log_begins
@@ -39,9 +40,6 @@ from ringsync.storage.port import ObjectStore
 
 CLOCKS_EVERY_S = 60.0
 """Time between two looks at the nodes' clocks."""
-
-MOST_ERROR_MS = 300_000
-"""Error of a node's clock that is allowed for; one that is farther off must not hold up all others."""
 
 TIMES_EVERY_S = 15.0
 """Time between two looks at the generations of a table with tablets."""
@@ -243,11 +241,17 @@ class FollowedLogs:
         begun = Position.begin(start_ms, known, self._config.scylla.window_ms, kept_from_ms)
         return replace(begun, ttl_s=ttl_s, log_id=table.log_id, keys=table.keys)
 
-    def begun_anew(self, table: FollowedTable, begins_ms: int) -> Position:
-        """Return where the reading of a log begins of which all was read until a moment."""
-        known = [one.start_ms for one in table.described]
-        begun = Position.begin(begins_ms, known, self._config.scylla.window_ms, begins_ms)
-        return replace(begun, ttl_s=table.ttl_s, log_id=table.log_id, keys=table.keys)
+    def begun_anew(self, table: FollowedTable, known: Position, begins_ms: int, searched_ms: int) -> Position:
+        """Return where the reading of a log begins anew. Of all that is in it one knows the TTLs.
+
+        :param known: its position so far
+        :param searched_ms: what arrived earlier is not looked for among write times from before
+        """
+        times = [one.start_ms for one in table.described]
+        begun = Position.begin(begins_ms, times, self._config.scylla.window_ms, begins_ms)
+        far = Sweep(searched_ms, searched_ms, ended_ms=begins_ms)
+        begun = replace(begun, far=far, log_id=table.log_id, keys=table.keys)
+        return replace(begun, ttl_s=known.ttl_s, former_ttls=known.former_ttls)
 
     def is_there(self, table_id: str) -> bool:
         """Tell whether there is a table."""
@@ -264,13 +268,12 @@ class FollowedLogs:
         # see each write time: rows between two of them are too early for far sweeps.
         reach_ms = min(config.near_reach_ms, digests_ms * 7 // 8, ttl_ms * 3 // 4 or math.inf)
         near_ms, far_ms = min(config.near_sweep_ms, reach_ms // 3), min(config.far_sweep_ms, ttl_ms // 2)
-        behind_ms, skew_ms = (round(min(one, MOST_ERROR_MS)) for one in (self.clocks.behind_ms, self.clocks.error_ms))
-        confidence_ms = config.confidence_ms + behind_ms
+        confidence_ms = config.confidence_ms + self.clocks.delay_ms
         # All tables together ask no more than so often; their windows become longer instead.
         all_requests_ms = 1000 * sum(self._requests.values()) // config.queries_per_s
         window_ms = max(config.window_ms, min(all_requests_ms, LONGEST_ROUND_MS))
         sweeps = int(near_ms), int(reach_ms), far_ms
-        return Rules(confidence_ms, window_ms, *sweeps, far_of_all=table.has_tablets, skew_ms=skew_ms)
+        return Rules(confidence_ms, window_ms, *sweeps, far_of_all=table.has_tablets, skew_ms=self.clocks.doubt_ms)
 
     def status(self) -> dict[str, Any]:
         """Return what is known of generations and clocks, for ``cdcservice status``."""
@@ -324,9 +327,12 @@ class FollowedLogs:
                 return replace(unreadable(_KEYS_ONLY), has_keys_only=True)
             ring = self._ring_of(now.keyspace)
             by_arrival = self._config.sync.bucket_by_of(name) == "arrival"
-            ttl_s = (options.ttl_s if options is not None else 0) or None
+            ttl_s, is_on = (
+                (options.ttl_s if options is not None else 0) or None,
+                options is not None and options.enabled,
+            )
             staged = StagedTable(version, by_arrival, ring)
-            followed = FollowedLog(staged, log_table_of(version.table, log), ttl_s, log.table_id)
+            followed = FollowedLog(staged, log_table_of(version.table, log, is_on=is_on), ttl_s, log.table_id)
             streams = self._streams_of(now)
             generations = self._generations_of(streams)
         except (TableVersionError, LogTableError) as error:
@@ -403,12 +409,7 @@ class FollowedLogs:
         for time_ms in times:
             known = self._generations.get((streams, time_ms))
             if known is None or not known.ranges:
-                try:
-                    found_now = read_generation(self._session, streams, time_ms)
-                except NO_ANSWER as error:
-                    self._troubles["generations"] = _NO_GENERATIONS.format(error)
-                    found_now = Generation(time_ms, ())
-                self._generations[streams, time_ms] = found_now
+                self._generations[streams, time_ms] = read_generation(self._session, streams, time_ms)
         self._generations = {key: one for key, one in self._generations.items() if key[0] != streams or key[1] in times}
         found = self._looked[streams] = tuple(self._generations[streams, time_ms] for time_ms in times)
         if found and not found[-1].ranges:

@@ -23,6 +23,7 @@ from ringsync.cql.murmur3 import murmur3_128
 from ringsync.formats.commitlog.reader import ERROR_ROWS
 from ringsync.formats.result_page import Page, page_cells
 from ringsync.ledger import staging
+from ringsync.scylla.log_rows import MOST_BYTES as DECODED_BYTES
 from ringsync.scylla.log_rows import UNKNOWN_ARRIVAL, LogGroups, LogRows
 from ringsync.scylla.log_schema import METADATA, LogTable
 from ringsync.scylla.progress import NO_SUMS, SLOT_MS, Kind, Piece, SlotSums, Waiting, added
@@ -80,6 +81,7 @@ class LogWork:
     :ivar patient: whether a group that is not complete waits; False: it has waited long enough
     :ivar alone: whether nothing else is read meanwhile, since there is so much of it
     :ivar from_time: ``cdc$time`` from which on the rest of a stream is read; None: from the begin of the piece
+    :ivar times_bytes: how many times the bytes of one request it may have, since one write has more
     :ivar is_part: whether the last write that was read is left to the next part, which may have more of it
     :ivar ttls_s: TTLs that the log rows may have, s, the present one first; empty: they stay for ever
     """
@@ -92,6 +94,7 @@ class LogWork:
     patient: bool = True
     alone: bool = False
     from_time: bytes | None = None
+    times_bytes: int = 1
     is_part: bool = False
     ttls_s: tuple[int, ...] = ()
 
@@ -205,8 +208,9 @@ def stage_logs(task: LogTask, works: Sequence[LogWork], permits: Permits) -> Log
             files.add(rows)
             result.counts.update(counts)
             if work.piece.kind != "near":
-                errors.append(_named(found.errors, table))
-                result.failed(work.piece, found.errors.nbytes)
+                unusable = found.errors_before(len(found.groups) - work.is_part)
+                errors.append(_named(unusable, table))
+                result.failed(work.piece, unusable.nbytes)
         except Exception as error:  # a table's failure is its own
             result.failures[work.piece.kind] = plain(error)
         if files.held >= HELD_BYTES:
@@ -241,10 +245,14 @@ def _usable(
                 is_one = len(work.streams) == 1
                 waiting.extend(replace(work, streams=(stream,), alone=is_one) for stream in work.streams)
                 continue
-            if (rest := _rest(work, read, table.log)) is None:
+            if (rest := _rest(work, read, table.log)) is not None:
+                waiting.appendleft(rest)
+            elif read.size <= DECODED_BYTES:
+                waiting.appendleft(replace(work, times_bytes=4 * work.times_bytes))
+                continue
+            else:
                 result.failures[kind] = _LARGE_WRITE.format(read.size, work.piece.start_ms)
                 continue
-            waiting.appendleft(rest)
             work = replace(work, is_part=True)
         result.came(work.piece, read)
         if kind not in result.missed:
@@ -318,7 +326,8 @@ def _named(errors: pa.RecordBatch, table: FollowedLog) -> pa.RecordBatch:
 
 def _begun(task: LogTask, reader: LogReader, work: LogWork) -> Callable[[], LogRead]:
     piece, log = work.piece, task.tables[work.table].log
-    options: dict[str, Any] = {"most_bytes": MOST_BYTES, "endpoints": work.endpoints, "from_time": work.from_time}
+    most_bytes = min(MOST_BYTES * work.times_bytes, DECODED_BYTES)
+    options: dict[str, Any] = {"most_bytes": most_bytes, "endpoints": work.endpoints, "from_time": work.from_time}
     return reader.begin(log, work.streams, piece.start_ms, piece.end_ms, **options)
 
 
@@ -331,7 +340,7 @@ def _rest(work: LogWork, read: LogRead, log: LogTable) -> LogWork | None:
     pages = [page for page in read.pages if _row_count(page)]
     times = [page_cells(page, len(log.layout))[1][METADATA.index("cdc$time")] for page in (pages[0], pages[-1])]
     first, last = times[0].value(0), times[1].value(len(times[1]) - 1)
-    return replace(work, from_time=last) if first != last else None
+    return replace(work, from_time=last, times_bytes=1) if first != last else None
 
 
 def _is_shortest(piece: Piece) -> bool:

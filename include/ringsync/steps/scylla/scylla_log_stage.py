@@ -18,13 +18,14 @@ from typing import Any, get_args
 import pyarrow as pa
 
 from ringsync.cluster.control import ControlServer
+from ringsync.cluster.generations import MOST_ERROR_MS
 from ringsync.cluster.scylla import is_scylla
 from ringsync.config import Config
 from ringsync.ledger.database import note_database
 from ringsync.ledger.gaps import Gap, note_gap
 from ringsync.ledger.layout import check_layout
 from ringsync.ledger.staging import CDC_LOGS, StageCommit, closed_until, decode_rows, put_commit
-from ringsync.scylla.progress import ARRIVAL_MARGIN_MS, NO_SUMS, Kind, Position, added
+from ringsync.scylla.progress import ARRIVAL_ERROR_MS, ARRIVAL_MARGIN_MS, NO_SUMS, Kind, Position, added
 from ringsync.state.processor_error import ErrorTable
 from ringsync.status import age_s, read_status
 from ringsync.steps import loop
@@ -55,9 +56,6 @@ ALTERED = "it was altered while its log was read: it is read again"
 
 FAILED_LONG_MS = 300_000
 """Time after which a table that fails no longer holds up the closing of buckets: its rows will be late ones."""
-
-HELD_UP = 0.75
-"""Part of the digests' retention by which a table may be behind another one and hold up the closing of buckets."""
 
 
 @loop.starts_again()
@@ -195,6 +193,8 @@ class LogStager:
 
         What was logged under another name of a key column has no key (scylladb #25119): the log begins anew."""
         known, cluster_ms = self._positions.get(table.table_id), self._cluster_ms()
+        if table.problem and table.begins_ms is not None:
+            return None  # all was read before, and the next look tells
         if table.problem:
             now = known and replace(known, ends_ms=table.ends_ms)
             now = replace(now, has_keys_only=True) if now and table.has_keys_only else now
@@ -202,12 +202,14 @@ class LogStager:
         if known is None or table.log is None:
             return None
         if table.begins_ms is not None:
-            return self._followed.begun_anew(table, table.begins_ms)
+            return self._followed.begun_anew(table, known, table.begins_ms, table.begins_ms)
         if known.keys in ((), table.keys):
             return None
+        # A far sweep takes a little more than it must: nothing of it may be from before.
         begins_ms = cluster_ms + 2 * ARRIVAL_MARGIN_MS
-        self._note_gap(table, known.unread_from_ms, begins_ms)
-        return self._followed.begun_anew(table, begins_ms)
+        searched_ms = begins_ms + ARRIVAL_ERROR_MS + MOST_ERROR_MS
+        self._note_gap(table, known.unread_from_ms, searched_ms)
+        return self._followed.begun_anew(table, known, begins_ms, searched_ms)
 
     def _planned(self, table: FollowedTable, known: Position | None, place: int, now_ms: int) -> Planned:
         cluster_ms = self._cluster_ms()
@@ -382,9 +384,6 @@ class LogStager:
         now_ms, cluster_ms, logs = _now_ms(), self._cluster_ms(), {}
         # Before the first look, a backlog must not be taken for nothing.
         clear_at_ms = now_ms if self._looked else min((one.until_ms for one in self._positions.values()), default=0)
-        newest_ms = max((one.until_ms for one in self._positions.values()), default=0)
-        # What is published of an open bucket is known by digests, which are forgotten some time.
-        patience_ms = 3_600_000 * self._config.sync.digest_retention_h * HELD_UP
         for table_id, name in self._names.items():
             position, trouble = self._positions.get(table_id), self._trouble.get((table_id, "window"))
             of_sweeps = [one for (of, kind), one in self._trouble.items() if of == table_id and kind != "window"]
@@ -393,9 +392,8 @@ class LogStager:
             is_read = ends_ms is not None and until_ms >= ends_ms  # only sweeps go on
             if is_read and not of_sweeps:
                 continue
-            is_late = trouble is not None and now_ms - trouble.since_ms >= FAILED_LONG_MS
-            is_late |= position is not None and newest_ms - until_ms >= patience_ms
-            if not is_late and not is_read:
+            is_failing_long = trouble is not None and now_ms - trouble.since_ms >= FAILED_LONG_MS
+            if not is_failing_long and not is_read:
                 clear_at_ms = min(clear_at_ms, until_ms)
             logs[name] = {
                 "until_ms": until_ms,
