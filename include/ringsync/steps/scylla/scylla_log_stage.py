@@ -205,7 +205,7 @@ class LogStager:
             return self._followed.begun_anew(table, known, table.begins_ms, table.begins_ms)
         if known.keys in ((), table.keys):
             return None
-        # A far sweep takes a little more than it must, and what has arrived by any TTL: nothing of it may be from before.
+        # A far sweep takes a little more than it must, by any TTL: nothing of it may be from before.
         ttls_s = known.with_ttl(table.ttl_s, cluster_ms).ttls_s
         begins_ms = cluster_ms + 2 * ARRIVAL_MARGIN_MS
         doubt_ms = 1000 * (max(ttls_s, default=0) - min(ttls_s, default=0))
