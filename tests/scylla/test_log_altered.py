@@ -20,10 +20,11 @@ from ringsync.ledger.staging import CDC_LOGS, commit_keys, decode_rows, get_comm
 from ringsync.schema.from_cql import parse_schema
 from ringsync.schema.table import Schema
 from ringsync.scylla.generations import Generation
-from ringsync.scylla.progress import ARRIVAL_MARGIN_MS, Position
+from ringsync.scylla.progress import ARRIVAL_MARGIN_MS, Position, Sweep
 from ringsync.sources.cdc_log import LogRead, grouped
+from ringsync.steps import loop
 from ringsync.steps.bootstrap import prepare
-from ringsync.steps.scylla import followed_logs
+from ringsync.steps.scylla import followed_logs, scylla_log_stage
 from ringsync.steps.scylla.followed_logs import FollowedLogs, FollowedTable, _ByName
 from ringsync.steps.scylla.log_task import FollowedLog
 from ringsync.steps.stage.staged_files import StagedTable
@@ -31,7 +32,7 @@ from ringsync.storage.local import LocalStore
 from tests.scylla.log_tables import Tables, log_text, tables_of
 from tests.scylla.test_log_stager import MINUTE, NAME, NOW, TABLE_ID, Cluster, Row, Sync, generation, spread
 from tests.scylla.test_log_sweeps import CELLS_TTL_S, ONLY, Log, log_of, staged, switched
-from tests.scylla.test_log_task import HOUR, TTL_S, followed, moment
+from tests.scylla.test_log_task import HOUR, OTHER, TTL_S, followed, moment
 
 
 @pytest.fixture
@@ -262,19 +263,66 @@ def test_a_column_that_is_added_without_cdc_is_not_missing(tmp_path: Path, monke
     assert 'the log has no "new"' in found.problem
 
 
-def test_a_problem_when_cdc_comes_back_changes_no_position(sync_of: Callable[[Cluster], Sync]) -> None:
+@pytest.mark.parametrize("keys_only", [False, True])
+def test_what_is_written_during_a_problem_when_cdc_comes_back_is_read(
+    sync_of: Callable[[Cluster], Sync], keys_only: bool
+) -> None:
+    """Nothing of before is missing. Without values all of that time is."""
     sync = sync_of(log := switched())
     sync.run(60, step_ms=MINUTE)
     log.is_on = False
     sync.run(72 * 60, step_ms=20 * MINUTE)
-    before, look = sync.position, log.look
+    assert sync.position.has_ended
+    off_ms, look = log.now_ms, log.look
     log.is_on = True
-    log.look = lambda *of: [replace(one, log=None, problem="it is away") for one in look(*of)]  # type: ignore[method-assign]
-    sync.run(10, step_ms=MINUTE)
-    assert sync.position == before
+    log.add(60, lambda number: off_ms + number * MINUTE, 0)
+    gone = {"log": None, "problem": "it is away", "has_keys_only": keys_only}
+    log.look = lambda *of: [replace(one, **gone) for one in look(*of)]  # type: ignore[method-assign]
+    sync.run(30, step_ms=MINUTE)
+    sync.start()
+    sync.run(30, step_ms=MINUTE)
     del log.look  # type: ignore[method-assign]
-    sync.run(60, step_ms=MINUTE)
-    assert not sync.gaps()
+    sync.run(120, step_ms=MINUTE)
+    assert staged(sync) == dict.fromkeys(range(60), 1)
+    assert [since >= off_ms - 30 * MINUTE for since, _ in sync.gaps()] == [True] * keys_only
+
+
+def test_where_a_log_that_comes_back_begins_stays(tmp_path: Path) -> None:
+    """Nodes disagree, a look fails, or a commit: time passes until it is in the position."""
+    over = Sweep(NOW - 20 * HOUR, NOW - 20 * HOUR)
+    ended = replace(Position.begin(NOW - 90 * HOUR, [], 15_000), until_ms=NOW - 30 * HOUR, ends_ms=NOW - 30 * HOUR)
+    ended = replace(ended, near=over, far=over, ttl_s=TTL_S)
+    assert ended.has_ended
+    logs = FollowedLogs(SimpleNamespace(), LocalStore(tmp_path), None, {}, None, NOW - 3 * HOUR)  # type: ignore[arg-type]
+    begins_ms = logs._comes_back(TABLE_ID, {TABLE_ID: ended}, NOW)
+    assert begins_ms == NOW - 3 * HOUR - followed_logs.PLAN_MS
+    logs._seen_ms = NOW
+    assert logs._comes_back(TABLE_ID, {TABLE_ID: ended}, NOW + HOUR) == begins_ms
+    assert logs._comes_back(TABLE_ID, {TABLE_ID: replace(ended, ends_ms=None)}, NOW + HOUR) is None
+    assert logs._comes_back(TABLE_ID, {TABLE_ID: ended}, NOW + HOUR) == NOW - followed_logs.PLAN_MS
+
+
+def test_a_table_that_stands_holds_up_no_bucket(sync_of: Callable[[Cluster], Sync]) -> None:
+    """Its newest generation has no streams. One that only is behind is waited for."""
+    other_id = "6e" + TABLE_ID[2:]
+    stands = (ONLY, generation(NOW + 10 * MINUTE, 0))
+
+    class Two(Log):
+        def look(self, plan: Any, positions: Mapping[str, Position], now_ms: int) -> list[FollowedTable]:
+            requests = {one.time_ms: grouped(one, None) for one in stands}
+            log = replace(followed(OTHER, other_id), ttl_s=self.ttl_s)
+            other = FollowedTable(other_id, "ks.other", log, stands, requests)
+            return [*super().look(plan, positions, now_ms), other]
+
+    sync = sync_of(log := Two([ONLY], has_from_ms=None))
+    sync.run(12)
+    assert sync.stager.status()["clear_at_ms"] == NOW + 10 * MINUTE
+    sync.run(10)
+    assert log.now_ms - sync.stager.status()["clear_at_ms"] < 2 * MINUTE
+    loop.put_status(sync.store, "scylla_log_stage", scylla_log_stage.STATUS, sync.stager.status() | {"error": None})
+    sync.start()
+    sync.run(1)
+    assert log.now_ms - sync.stager.status()["clear_at_ms"] < 2 * MINUTE, "a new run goes on counting"
 
 
 def test_a_smaller_ttl_dates_no_row_wrongly(sync_of: Callable[[Cluster], Sync]) -> None:
@@ -352,7 +400,7 @@ class TestGenerations:
 
     @pytest.fixture(autouse=True)
     def _logs(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.is_down, self.found = False, [ONLY]
+        self.is_down, self.found, self.asked = False, [ONLY], 0
 
         def read_times(_: Any, streams: Streams) -> list[int]:
             if self.is_down:
@@ -389,18 +437,26 @@ class TestGenerations:
             self.look()
 
     def test_streams_that_cannot_be_read_are_not_none(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Windows and sweeps would pass over them."""
+        """Windows and sweeps would pass over them. What nobody has noticed yet may wait."""
         self.found, real = [ONLY, generation(NOW - HOUR), generation(NOW)], followed_logs.read_generation
 
         def read_generation(_: Any, streams: Streams, time_ms: int) -> Generation:
             if time_ms == NOW - HOUR and self.is_slow:
+                self.asked += 1
                 raise OperationTimedOut
             return real(_, streams, time_ms)
 
         self.is_slow = True
         monkeypatch.setattr(followed_logs, "read_generation", read_generation)
-        with pytest.raises(OperationTimedOut):
-            self.look()
+        self.logs._noticed = frozenset({ONLY.time_ms})
+        assert self.look() == (ONLY,)
+        assert len(self.logs.status()["problems"]) == 1
+        self.logs._noticed = frozenset({ONLY.time_ms, NOW})
+        for _ in range(3):
+            with pytest.raises(OperationTimedOut):
+                self.look()
+        assert self.asked == 2, "once in a look, not for each table"
+        self.logs._unread = {}
         self.is_slow = False
         assert self.look() == tuple(self.found)
 

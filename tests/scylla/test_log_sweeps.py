@@ -263,16 +263,19 @@ class Switched(Log):
 
     is_on = True
     unwatched_since_ms: int | None = None
+    seen_ms: int | None = None
 
     def look(self, plan: Any, positions: Mapping[str, Position], now_ms: int) -> list[FollowedTable]:
         (one,) = super().look(plan, positions, now_ms)
-        asked: Any = self.__dict__.setdefault("asked", SimpleNamespace(_left_ms={}, _requests={}, _has_looked=True))
+        asked: Any = self.__dict__.setdefault("asked", SimpleNamespace(_left_ms={}, _requests={}, _back_ms={}))
+        asked.clocks, asked._seen_ms = Clocks(0, 0, 0, ""), self.seen_ms
+        self.seen_ms = now_ms
         asked._unwatched_since_ms, asked._may_have_had_cdc = self.unwatched_since_ms, lambda _: True
         asked._schema = SimpleNamespace(tables={TABLE_ID: SimpleNamespace(table_id=TABLE_ID)})
         asked._table = lambda table_id, there, ends_ms: replace(one, ends_ms=ends_ms)
         if self.is_on:
             asked._left_ms.clear()
-            comes_back_ms = FollowedLogs._comes_back(asked, positions.get(TABLE_ID), now_ms)
+            comes_back_ms = FollowedLogs._comes_back(asked, TABLE_ID, positions, now_ms)
             return [replace(one, begins_ms=comes_back_ms)]
         left = (FollowedLogs._left(asked, table_id, position, now_ms) for table_id, position in positions.items())
         return [found for found in left if found is not None]

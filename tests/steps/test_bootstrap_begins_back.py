@@ -161,6 +161,21 @@ def test_changes_are_kept_for_as_long_as_a_bootstrap_begins_with_them(lake: Lake
     assert rows_of_replica(lake) == ({(1, 1): "x", (3, 1): "y"} if age_ms < KEPT_MS else {(3, 1): "y"})
 
 
+@pytest.mark.parametrize(
+    ("digests", "is_open"),
+    [({}, False), ({str(NOW): ("a",)}, True), ({"late": ("a",)}, True), ({"3999999599880000-60000": ("a",)}, True)],
+)
+def test_passes_are_kept_until_the_buckets_of_their_time_are_closed(
+    lake: Lake, digests: dict[str, tuple[str, ...]], is_open: bool
+) -> None:
+    """Also of tables by arrival, whose digests name no bucket; and a row of the far future is not waited for."""
+    made = Pass(1, "changes", TABLE.table_id, NOW.end + 5, digests=digests)
+    put_closed_until(lake.store, NOW.start)
+    assert made.is_of_open_bucket(lake.store) == is_open
+    put_closed_until(lake.store, NOW.end + 60_000)
+    assert not made.is_of_open_bucket(lake.store)
+
+
 def test_what_a_repair_takes_out_no_replica_has(lake: Lake) -> None:
     """Of a table that nobody follows no copy is dropped, so that it may be read as ever."""
     plan: Any = SimpleNamespace(table=TABLE, consistency_level="LOCAL_QUORUM")

@@ -33,7 +33,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ringsync.ledger.staging import Bucket, closed_until
+from ringsync.ledger.staging import closed_until
 from ringsync.ring.ring import Epoch
 from ringsync.storage.port import AlreadyExistsError, NotFoundError, ObjectStore
 from ringsync.streams.files import FileStream, Part, StreamError
@@ -108,9 +108,9 @@ class Pass:
         return pass_folder(self.begin or self.number)
 
     def is_of_open_bucket(self, store: ObjectStore) -> bool:
-        """Tell whether rows of a bucket are in the pass that is not closed: they are known by its digests."""
-        last = max((Bucket.parse(one).end for one in self.digests if one != LATE), default=0)
-        return last > 0 and last > closed_until(store)
+        """Tell whether rows of a bucket that is not closed may be in the pass: they are known by its digests. They were
+        written before it was made, and those that come by arrival had come then."""
+        return bool(self.digests) and self.created_at_ms > closed_until(store)
 
     def is_everywhere(self, epoch: Epoch) -> bool:
         """Tell whether all replicas have the rows, so that every read sees them.

@@ -151,6 +151,7 @@ class FollowedLogs:
     :param silent_since_s: what :class:`Agreement` knew at the end of a run that ended a moment ago
     :param unwatched_since_ms: when a run before has looked at the cluster last, by the cluster's clock, ms since the
         epoch; None: a moment ago
+    :param seen_ms: when that was in any case; None: nobody knows
     """
 
     def __init__(
@@ -160,6 +161,7 @@ class FollowedLogs:
         session: Any,
         silent_since_s: Mapping[str, float],
         unwatched_since_ms: int | None,
+        seen_ms: int | None = None,
     ) -> None:
         self._config, self._store, self._session = config, store, session
         self._agree = Agreement(session, time.time, silent_since_s)
@@ -179,7 +181,10 @@ class FollowedLogs:
         self._clocks_s: float | None = None
         self._plan: SyncPlan | None = None
         self._empty: set[int] = set()
-        self._has_looked = False
+        self._seen_ms = seen_ms
+        self._back_ms: dict[str, int] = {}
+        self._noticed: frozenset[int] = frozenset()
+        self._unread: dict[Streams, Exception] = {}
         self._troubles: dict[str, str] = {}
         self.clocks = Clocks(0, 0, 0, "")
 
@@ -192,7 +197,8 @@ class FollowedLogs:
             tells the time
         """
         self._look_at_schema()
-        self._looked, self._requests, self._empty = {}, {}, set()
+        self._looked, self._requests, self._empty, self._unread = {}, {}, set(), {}
+        self._noticed = frozenset(time_ms for one in positions.values() for time_ms in one.known)
         self._troubles.pop("generations", None)
         if plan is not self._plan:
             self._plan, self._rings = plan, {}
@@ -204,14 +210,14 @@ class FollowedLogs:
         for one in plan.tables:
             if self.is_there(one.table_id):
                 table = self._table(one.table_id, one.schema, None)
-                tables.append(replace(table, begins_ms=self._comes_back(positions.get(one.table_id), cluster_ms)))
+                tables.append(replace(table, begins_ms=self._comes_back(one.table_id, positions, cluster_ms)))
         planned = {table.table_id for table in plan.tables}
         for table_id in planned & self._left_ms.keys():
             del self._left_ms[table_id]
         for table_id in positions.keys() - planned:
             if (left := self._left(table_id, positions[table_id], cluster_ms)) is not None:
                 tables.append(left)
-        self._has_looked = True
+        self._seen_ms = cluster_ms
         return tables
 
     def have_changed(self, tables: Sequence[FollowedTable]) -> set[str]:
@@ -348,13 +354,15 @@ class FollowedLogs:
             *(table_id, name, followed, generations, requests, is_own, ends_ms), keys=followed.log.key_names
         )
 
-    def _comes_back(self, position: Position | None, now_ms: int) -> int | None:
+    def _comes_back(self, table_id: str, positions: Mapping[str, Position], now_ms: int) -> int | None:
         """Return where the reading of a log begins anew that was lost, was read to its end, and is there again, ms
-        since the epoch: nothing was logged meanwhile."""
+        since the epoch: nothing was logged until the look before. It stays until it is in the table's position."""
+        position = positions.get(table_id)
         if position is None or not position.has_ended:
+            self._back_ms.pop(table_id, None)
             return None
-        seen_ms = self._unwatched_since_ms if self._unwatched_since_ms is not None and not self._has_looked else now_ms
-        return max(position.until_ms, seen_ms - PLAN_MS)
+        seen_ms = now_ms if self._seen_ms is None else self._seen_ms
+        return self._back_ms.setdefault(table_id, max(position.until_ms, seen_ms - PLAN_MS))
 
     def _left(self, table_id: str, position: Position, now_ms: int) -> FollowedTable | None:
         """Return a table that has left the plan, until its log is read to the end; None: it is, or is gone.
@@ -371,7 +379,8 @@ class FollowedLogs:
                 return None
             ends_ms = position.ends_ms
         if ends_ms is None:
-            ends_ms = self._left_ms[table_id] = -(-(now_ms + LEEWAY_MS) // SLOT_MS) * SLOT_MS
+            last_ms = now_ms + LEEWAY_MS + self.clocks.doubt_ms
+            ends_ms = self._left_ms[table_id] = -(-last_ms // SLOT_MS) * SLOT_MS
         if position.has_ended:
             if position.ends_ms == ends_ms:
                 return None
@@ -405,16 +414,35 @@ class FollowedLogs:
         """Read the generations that are new, once in a look. One without streams is read again: they may come later."""
         if streams in self._looked:
             return self._looked[streams]
-        times = self._times_of(streams)
-        for time_ms in times:
-            known = self._generations.get((streams, time_ms))
-            if known is None or not known.ranges:
-                self._generations[streams, time_ms] = read_generation(self._session, streams, time_ms)
+        if streams in self._unread:
+            raise self._unread[streams]
+        try:
+            times = self._described_times(streams)
+        except NO_ANSWER as error:
+            self._unread[streams] = error  # not to be asked for each table
+            raise
         self._generations = {key: one for key, one in self._generations.items() if key[0] != streams or key[1] in times}
         found = self._looked[streams] = tuple(self._generations[streams, time_ms] for time_ms in times)
         if found and not found[-1].ranges:
             self._empty.add(found[-1].time_ms)
         return found
+
+    def _described_times(self, streams: Streams) -> list[int]:
+        """Read the generations that are new. Return the times of all, without those that cannot be read and that nobody
+        has noticed yet: they may wait."""
+        times = self._times_of(streams)
+        for place, time_ms in enumerate(times):
+            known = self._generations.get((streams, time_ms))
+            if known is not None and known.ranges:
+                continue
+            try:
+                self._generations[streams, time_ms] = read_generation(self._session, streams, time_ms)
+            except NO_ANSWER as error:
+                if not place or not self._noticed.isdisjoint(times[place:]):
+                    raise
+                self._troubles["generations"] = _NO_GENERATIONS.format(error)
+                return times[:place]
+        return times
 
     def _times_of(self, streams: Streams) -> list[int]:
         """Read when generations begin; those that are known if that cannot be read: what is logged meanwhile to a new

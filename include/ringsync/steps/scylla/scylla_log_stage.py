@@ -55,7 +55,8 @@ WAITED_LONG_MS = 60_000
 ALTERED = "it was altered while its log was read: it is read again"
 
 FAILED_LONG_MS = 300_000
-"""Time after which a table that fails no longer holds up the closing of buckets: its rows will be late ones."""
+"""Time after which a table that fails, or is not read any further, no longer holds up the closing of buckets: its rows
+will be late ones."""
 
 
 @loop.starts_again()
@@ -132,7 +133,14 @@ class LogStager:
         self._watched_ms: int = before.get("watched_ms", 0)
         has_watched = _now_ms() - self._watched_ms < FAILED_LONG_MS
         unwatched_since_ms = None if has_watched else self._watched_ms + before.get("clock_ahead_ms", 0)
-        self._followed = FollowedLogs(config, store, session, lately.get("silent_since_s", {}), unwatched_since_ms)
+        seen_ms = self._watched_ms + before.get("clock_ahead_ms", 0) if self._watched_ms else None
+        silent_since_s = lately.get("silent_since_s", {})
+        self._followed = FollowedLogs(config, store, session, silent_since_s, unwatched_since_ms, seen_ms)
+        self._stands: dict[str, tuple[int, int]] = {
+            log["table_id"]: (log["until_ms"], log["stands_since_ms"])
+            for log in lately.get("logs", {}).values()
+            if "stands_since_ms" in log
+        }
         self._failing_before: dict[str, int] = {
             log["table_id"]: log["failing_since_ms"]
             for log in lately.get("logs", {}).values()
@@ -186,6 +194,9 @@ class LogStager:
             results = self._run(read, [work for one in due for work in one.works], newest)
             altered = self._followed.have_changed(read) if results else set()
             self._commit([*due, *ended], results, now_ms, seen, altered)
+        for table_id, position in self._positions.items():
+            if self._stands.get(table_id, (-1, 0))[0] != position.until_ms:
+                self._stands[table_id] = position.until_ms, self._cluster_ms()
         self._rests_until_ms = self._rest(planned, now_ms)
 
     def _seen(self, table: FollowedTable) -> Position | None:
@@ -193,16 +204,15 @@ class LogStager:
 
         What was logged under another name of a key column has no key (scylladb #25119): the log begins anew."""
         known, cluster_ms = self._positions.get(table.table_id), self._cluster_ms()
-        if table.problem and table.begins_ms is not None:
-            return None  # all was read before, and the next look tells
+        if known is not None and table.begins_ms is not None:
+            begun = self._followed.begun_anew(table, known, table.begins_ms, table.begins_ms)
+            return replace(begun, ends_ms=table.ends_ms, has_keys_only=table.has_keys_only)
         if table.problem:
             now = known and replace(known, ends_ms=table.ends_ms)
             now = replace(now, has_keys_only=True) if now and table.has_keys_only else now
             return now if now != known else None
         if known is None or table.log is None:
             return None
-        if table.begins_ms is not None:
-            return self._followed.begun_anew(table, known, table.begins_ms, table.begins_ms)
         if known.keys in ((), table.keys):
             return None
         # A far sweep takes a little more than it must, by any TTL: nothing of it may be from before.
@@ -394,8 +404,11 @@ class LogStager:
             is_read = ends_ms is not None and until_ms >= ends_ms  # only sweeps go on
             if is_read and not of_sweeps:
                 continue
+            _, stands_since_ms = self._stands.get(table_id, (until_ms, cluster_ms))
             is_failing_long = trouble is not None and now_ms - trouble.since_ms >= FAILED_LONG_MS
-            if not is_failing_long and not is_read:
+            # It may wait for the streams of a generation: that is no failure.
+            stands_long = until_ms > 0 and cluster_ms - max(stands_since_ms, until_ms) >= FAILED_LONG_MS
+            if not is_failing_long and not stands_long and not is_read:
                 clear_at_ms = min(clear_at_ms, until_ms)
             logs[name] = {
                 "until_ms": until_ms,
@@ -405,6 +418,7 @@ class LogStager:
                 "error": trouble.reason if trouble else None,
                 "sweep_error": of_sweeps[0].reason if of_sweeps else None,
                 "failing_since_ms": trouble.since_ms if trouble else None,
+                "stands_since_ms": stands_since_ms,
                 "table_id": table_id,
             }
         counts = {
