@@ -19,7 +19,7 @@ from ringsync.changes.identity import TableVersion
 from ringsync.config import load_config
 from ringsync.cql.types import Native
 from ringsync.ledger.passes import get_pass, pass_numbers
-from ringsync.ledger.staging import closed_until
+from ringsync.ledger.staging import closed_until, put_closed_until
 from ringsync.ledger.table_versions import version_of, versions_of
 from ringsync.replica.base import base_folder
 from ringsync.replica.delta_log import DataFile, read_snapshot, set_schema
@@ -68,6 +68,7 @@ def change(lake: Lake, found: FollowUps, number: int) -> None:
 
 def hours_go_by(lake: Lake) -> None:
     again(lake, lambda one: replace(one, created_at_ms=one.created_at_ms - 2 * KEPT_MS))
+    put_closed_until(lake.store, int(time.time() * 1000) - KEPT_MS)
 
 
 def give_digest(lake: Lake, digest: str) -> None:

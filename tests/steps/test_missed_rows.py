@@ -20,6 +20,7 @@ from ringsync.cql.types import Native
 from ringsync.images.from_changes import row_images_of
 from ringsync.images.schema import row_image_schema
 from ringsync.ledger.passes import Pass, get_pass, pass_folder, pass_numbers
+from ringsync.ledger.staging import put_closed_until
 from ringsync.ledger.table_versions import version_of
 from ringsync.replica.base import base_folder
 from ringsync.replica.changes import replica_state
@@ -166,6 +167,7 @@ def test_nothing_is_forgotten_before_it_is_told(lake: Lake, monkeypatch: pytest.
     lake.publish_scan("b2", begin, copied(lake, "b2", begin, as_read(OLD)))
     long_ago = 6 * 3_600_000
     again(lake, lambda one: replace(one, created_at_ms=one.created_at_ms - long_ago * (one.number <= begin)))
+    put_closed_until(lake.store, NOW.end - long_ago // 2)
     lake.cutover("b2")
 
     def late(*arguments: Any) -> Pass | None:
