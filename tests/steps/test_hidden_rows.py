@@ -19,7 +19,7 @@ from ringsync.changes.schema import EXPIRING, LIVE, STATIC, TOMBSTONE
 from ringsync.config import load_config
 from ringsync.images.from_changes import row_images_of
 from ringsync.ledger.passes import Pass, get_pass, mark, pass_numbers
-from ringsync.ledger.staging import STAGED_ROWS
+from ringsync.ledger.staging import STAGED_ROWS, put_closed_until
 from ringsync.replica.changes import CLOCK_SKEW_US
 from ringsync.schema.table import TableSchema
 from ringsync.steps.passes import rows_after
@@ -295,6 +295,7 @@ def test_passes_that_were_forgotten_are_not_known_when_they_are_kept_longer(
         bootstrap(lake, "month-ago")
     publish(lake, [Write(1, None, None, now_us - 5 * hour_us)])
     again(lake, lambda one: replace(one, created_at_ms=one.created_at_ms - 5 * 3_600_000))
+    put_closed_until(lake.store, (now_us - 4 * hour_us) // 1000)
     publish(lake, [Write(7, 7, "other", now_us - 60 * 10**6)])
     assert shown(lake) == {(7, 7): "other"}
     kept = passes(lake)
