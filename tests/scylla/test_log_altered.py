@@ -31,7 +31,7 @@ from ringsync.steps.stage.staged_files import StagedTable
 from ringsync.storage.local import LocalStore
 from tests.scylla.log_tables import Tables, log_text, tables_of
 from tests.scylla.test_log_stager import MINUTE, NAME, NOW, TABLE_ID, Cluster, Row, Sync, generation, spread
-from tests.scylla.test_log_sweeps import CELLS_TTL_S, ONLY, Log, log_of, staged, switched
+from tests.scylla.test_log_sweeps import CELLS_TTL_S, ONLY, Log, Switched, log_of, staged, switched
 from tests.scylla.test_log_task import HOUR, OTHER, TTL_S, followed, moment
 
 
@@ -269,10 +269,7 @@ def test_what_is_written_during_a_problem_when_cdc_comes_back_is_read(
 ) -> None:
     """Nothing of before is missing. Without values all of that time is."""
     sync = sync_of(log := switched())
-    sync.run(60, step_ms=MINUTE)
-    log.is_on = False
-    sync.run(72 * 60, step_ms=20 * MINUTE)
-    assert sync.position.has_ended
+    lose_cdc(sync, log)
     off_ms, look = log.now_ms, log.look
     log.is_on = True
     log.add(60, lambda number: off_ms + number * MINUTE, 0)
@@ -362,13 +359,18 @@ def test_what_expires_while_it_is_read_first_is_no_gap(sync_of: Callable[[Cluste
     assert not sync.gaps()
 
 
-def test_cdc_that_comes_back_after_days_is_no_gap(sync_of: Callable[[Cluster], Sync]) -> None:
-    """All was read before, and nothing was logged meanwhile."""
-    sync = sync_of(log := switched())
+def lose_cdc(sync: Sync, log: Switched) -> None:
+    """Let cdc be off for three days. All is read before that."""
     sync.run(60, step_ms=MINUTE)
     log.is_on = False
     sync.run(72 * 60, step_ms=20 * MINUTE)
     assert sync.position.has_ended
+
+
+def test_cdc_that_comes_back_after_days_is_no_gap(sync_of: Callable[[Cluster], Sync]) -> None:
+    """All was read before, and nothing was logged meanwhile."""
+    sync = sync_of(log := switched())
+    lose_cdc(sync, log)
     sync.start()
     log.is_on = True
     log.add(60, lambda number: log.now_ms + number * MINUTE, 0)

@@ -12,8 +12,8 @@ MurmurHash3 x64_128 with seed 0 of these bytes, all numbers little-endian::
         [expiring: i32 ttl, i64 expires_at] [tombstone: i64 local_deletion_time]
         [else: i32 length and bytes of the value]
     i32 count of complex deletions, each: i64 column, i64 timestamp, i64 local_deletion_time
-    written with a TTL and read from a CDC log: the 16 bytes of cdc$time, for the same write may come again and then
-        expires later, of which the write time in place of the arrival says nothing
+    only if written with a TTL and read from a CDC log: the 16 bytes of cdc$time. The same write may come again, and
+        then expires later; the expiry above counts from the write time, which is the same
 
 A column is the first half of the same hash of its name, because its place among the columns may change.
 """

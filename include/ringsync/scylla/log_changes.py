@@ -46,9 +46,9 @@ from ringsync.scylla.log_state import (
 
 UPDATE, INSERT, ROW_DELETION, PARTITION_DELETION = 1, 2, 3, 4
 START_INCLUSIVE, START_EXCLUSIVE, END_INCLUSIVE, END_EXCLUSIVE = 5, 6, 7, 8
-_TIME_BYTES = 16
 ROW_EXPIRY, PARTITION_EXPIRY = -3, -4
 """Values of ``cdc$operation``; the last two are deletions by the server itself."""
+_TIME_BYTES = 16
 
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
@@ -193,7 +193,7 @@ def _put_write(m: int, s: int, operation: int) -> int:
     if q <= LAST_CODE or not fits(s, q, _TIME_BYTES):
         return FULL
     if ttl:
-        # The same write may come twice, to expire later: that of which this is a part has another id.
+        # The same write may come again, and then expires later: of its bytes only cdc$time tells.
         copy16(q, cell_address(m, TIME_COLUMN))
         q += _TIME_BYTES
     return FULL if end_row(s, LAST_CODE + 1, q, kind, clustering_end, 0) <= LAST_CODE else CHANGED

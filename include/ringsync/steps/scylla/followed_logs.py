@@ -255,7 +255,7 @@ class FollowedLogs:
         """
         times = [one.start_ms for one in table.described]
         begun = Position.begin(begins_ms, times, self._config.scylla.window_ms, begins_ms)
-        far = Sweep(searched_ms, searched_ms, ended_ms=begins_ms)
+        far = Sweep(searched_ms, searched_ms)
         begun = replace(begun, far=far, log_id=table.log_id, keys=table.keys)
         return replace(begun, ttl_s=known.ttl_s, former_ttls=known.former_ttls)
 
@@ -333,10 +333,8 @@ class FollowedLogs:
                 return replace(unreadable(_KEYS_ONLY), has_keys_only=True)
             ring = self._ring_of(now.keyspace)
             by_arrival = self._config.sync.bucket_by_of(name) == "arrival"
-            ttl_s, is_on = (
-                (options.ttl_s if options is not None else 0) or None,
-                options is not None and options.enabled,
-            )
+            ttl_s = (options.ttl_s if options is not None else 0) or None
+            is_on = options is not None and options.enabled
             staged = StagedTable(version, by_arrival, ring)
             followed = FollowedLog(staged, log_table_of(version.table, log, is_on=is_on), ttl_s, log.table_id)
             streams = self._streams_of(now)

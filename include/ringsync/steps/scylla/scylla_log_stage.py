@@ -132,10 +132,10 @@ class LogStager:
         lately = before if before and 1000 * age_s(before, time.time()) < FAILED_LONG_MS else {}
         self._watched_ms: int = before.get("watched_ms", 0)
         has_watched = _now_ms() - self._watched_ms < FAILED_LONG_MS
-        unwatched_since_ms = None if has_watched else self._watched_ms + before.get("clock_ahead_ms", 0)
-        seen_ms = self._watched_ms + before.get("clock_ahead_ms", 0) if self._watched_ms else None
+        seen_ms = self._watched_ms + before.get("clock_ahead_ms", 0)
+        unwatched_since_ms = None if has_watched else seen_ms
         silent_since_s = lately.get("silent_since_s", {})
-        self._followed = FollowedLogs(config, store, session, silent_since_s, unwatched_since_ms, seen_ms)
+        self._followed = FollowedLogs(config, store, session, silent_since_s, unwatched_since_ms, seen_ms or None)
         self._stands: dict[str, tuple[int, int]] = {
             log["table_id"]: (log["until_ms"], log["stands_since_ms"])
             for log in lately.get("logs", {}).values()
