@@ -21,7 +21,7 @@ from ringsync.cluster.schema import read_table
 from ringsync.config import load_config
 from ringsync.ledger.staging import closed_until
 from ringsync.service.expected import ALARMS
-from ringsync.service.health import Kind
+from ringsync.service.problem import Kind
 from ringsync.status import read_statuses
 from ringsync.storage.port import ObjectStore
 from ringsync.streams.files import FileStream, data_topic

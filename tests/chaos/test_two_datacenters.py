@@ -17,7 +17,8 @@ from ringsync.config import load_config
 from ringsync.ledger.staging import closed_until
 from ringsync.service.checks import check_cluster
 from ringsync.service.expected import Expected
-from ringsync.service.health import Kind, problems
+from ringsync.service.health import problems
+from ringsync.service.problem import Kind
 from ringsync.service.show import UNREAD, status_lines
 from ringsync.status import read_statuses
 from servers.cassandra import CassandraNode

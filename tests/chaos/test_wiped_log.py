@@ -18,8 +18,8 @@ from ringsync.cluster.schema import read_table
 from ringsync.config import load_config
 from ringsync.ledger.gaps import close_gap
 from ringsync.replica.base import base_folder, changes_folder
-from ringsync.service.health import Kind
 from ringsync.service.look import look
+from ringsync.service.problem import Kind
 from ringsync.status import read_status
 from servers.cassandra import CassandraNode, NodeSettings
 from servers.cluster import connected

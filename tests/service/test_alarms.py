@@ -19,8 +19,8 @@ from ringsync.ledger.alarms import Active, Alarm, forget_before, get_active, his
 from ringsync.ledger.gaps import Gap, note_gap, note_verified
 from ringsync.service import telling
 from ringsync.service.alarms import Watch, watch
-from ringsync.service.health import Kind, Problem
 from ringsync.service.look import look
+from ringsync.service.problem import Kind, Problem
 from ringsync.service.telling import MOST_REFUSALS, MOST_UNTOLD
 from ringsync.status import read_statuses
 from ringsync.steps.loop import put_status

@@ -14,7 +14,8 @@ from ringsync.config import Config
 from ringsync.service.checks import Node, judge_nodes
 from ringsync.service.command import wait_until_idle
 from ringsync.service.expected import Expected
-from ringsync.service.health import HOMELESS_MS, DagHealth, Kind, judges, problems
+from ringsync.service.health import HOMELESS_MS, DagHealth, judges, problems
+from ringsync.service.problem import Kind
 from ringsync.service.show import status_lines
 from ringsync.service.table_checks import CheckError, tell_tables
 from ringsync.status import forget, read_statuses

@@ -26,8 +26,9 @@ from ringsync.ring.ring import Host
 from ringsync.schema.table import Column, TableSchema
 from ringsync.scylla.progress import Position, Waiting
 from ringsync.service.expected import Expected, expected_in
-from ringsync.service.health import DagHealth, Kind, Problem, judges, problems
+from ringsync.service.health import DagHealth, judges, problems
 from ringsync.service.look import look
+from ringsync.service.problem import Kind, Problem
 from ringsync.service.published import Seen, logs_left, wait_until_published
 from ringsync.service.show import status_lines
 from ringsync.service.workers import WorkerReports, wait_for_workers

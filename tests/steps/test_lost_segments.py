@@ -17,8 +17,8 @@ from ringsync.ledger.gaps import Gaps, note_verified
 from ringsync.ledger.staging import StageCommit, put_commit
 from ringsync.replica.base import base_folder
 from ringsync.schema.table import TableSchema
-from ringsync.service.health import Kind
 from ringsync.service.look import look
+from ringsync.service.problem import Kind
 from ringsync.steps.stage import commitlog_stage, former_nodes, lost_segments
 from ringsync.steps.stage.lost_segments import MISSED_MS, LostSegments
 from ringsync.storage.port import UnavailableError

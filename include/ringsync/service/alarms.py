@@ -15,8 +15,8 @@ from ringsync.ledger.alarms import Active, Alarm, forget_before, get_active, his
 from ringsync.ledger.gaps import Gaps, close_gap
 from ringsync.metrics import write_prometheus
 from ringsync.service.expected import ALARMS
-from ringsync.service.health import Kind, Problem
 from ringsync.service.look import Look, look
+from ringsync.service.problem import Kind, Problem
 from ringsync.service.telling import Notify, Teller
 from ringsync.status import Status
 from ringsync.steps.loop import put_status

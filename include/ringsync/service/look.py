@@ -13,7 +13,8 @@ from ringsync.cql.identifiers import parse_table_name
 from ringsync.ledger.gaps import Followed, Gap, Gaps, Judge
 from ringsync.ledger.staging import CDC_LOGS
 from ringsync.service.expected import CLOSE, Expected, expected_in
-from ringsync.service.health import DagHealth, Kind, Problem, judges, problems
+from ringsync.service.health import DagHealth, judges, problems
+from ringsync.service.problem import Kind, Problem
 from ringsync.status import STOP_KEY, Status, read_status
 from ringsync.storage.port import ChecksumError, ObjectStore
 
