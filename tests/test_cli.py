@@ -1,7 +1,11 @@
 """cdcservice: what it refuses before anything is touched, and what it says of a run that is over."""
 
+import argparse
 import io
 import json
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +13,11 @@ import pytest
 from rich.console import Console
 
 from ringsync.airflow_client import AirflowClient, RunState, TaskState, find_failure
-from ringsync.cli import Run, main, report_end
+from ringsync.cli import code_of, main, parser
 from ringsync.cluster.control import get_limits
 from ringsync.cluster.limits import Limits
 from ringsync.config import load_config
+from ringsync.service.runs import Run, report_end
 from ringsync.storage.port import ObjectStore
 from ringsync.wiring import store_of
 
@@ -83,6 +88,56 @@ def test_help_tells_the_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
     shown = capsys.readouterr().out
     for option in ("--table", "--conf", "--splits", "--no-verify", "--dry-run", "--wait", "exit codes:"):
         assert option in shown
+
+
+HEAVY = ("numba", "pyarrow", "numpy", "cassandra", "pyspark", "deltalake", "confluent_kafka", "pydantic", "requests")
+
+
+def libraries_after(arguments: list[list[str]]) -> set[str]:
+    """Which heavy libraries a fresh process has loaded after it was asked these things."""
+    program = (
+        "import contextlib, io, json, sys\nfrom ringsync.cli import main\n"
+        "for arguments in json.loads(sys.argv[1]):\n"
+        "    with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):\n"
+        "        main(arguments)\n"
+        f"print(json.dumps([name for name in {HEAVY} if name in sys.modules]))"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program, json.dumps(arguments)], capture_output=True, text=True, timeout=60
+    )
+    assert ended.returncode == 0, ended.stderr
+    return set(json.loads(ended.stdout))
+
+
+def parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    """A parser and those of its commands."""
+    yield parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for one in action.choices.values():
+                yield from parsers(one)
+
+
+def test_help_needs_no_library() -> None:
+    pages = [[*one.prog.split()[1:], "--help"] for one in parsers(parser())]
+    assert len(pages) > 15
+    wrong = [["bootstrap", "--table", "orders"], ["limits", "--rows-per-s", "0"], ["inspect", "idx"], ["sync"]]
+    assert libraries_after([["--version"], *pages, *wrong]) == set()
+
+
+@pytest.mark.parametrize("command", ["status", "alarms", "limits"])
+def test_a_look_at_the_store_needs_neither_kernels_nor_driver(configuration: Path, command: str) -> None:
+    loaded = libraries_after([[command, "--conf", str(configuration)]])
+    assert "pydantic" in loaded
+    assert not loaded & (set(HEAVY) - {"pydantic", "requests"})
+
+
+def test_the_code_of_every_command_is_there() -> None:
+    """It is named by text, and imported when the command runs."""
+    names = {one.get_default("command") for one in parsers(parser())} - {None}
+    assert len(names) > 15
+    for name in names:
+        assert callable(code_of(name)), name
 
 
 def test_limits_are_set_one_by_one_shown_and_reset(configuration: Path, capsys: pytest.CaptureFixture[str]) -> None:

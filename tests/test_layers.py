@@ -24,7 +24,7 @@ LAYERS = [
     {"cluster", "streams"},
     {"wiring"},
     {"sources", "replica", "state", "ledger"},
-    {"progress", "status", "metrics"},
+    {"progress", "status", "metrics", "terminal"},
     {"warm"},
     {"steps", "spark_daemon"},
     {"orchestration", "airflow_client", "inspect"},

@@ -30,12 +30,12 @@ import ringsync.cli
 from examples.flights.changes import Writer, changes, read_keys
 from examples.flights.load import TABLES, load
 from ringsync.airflow_client import AirflowClient, AirflowError
-from ringsync.cli import Run, patient, read_report, start
 from ringsync.config import Config, ConfigError, load_config
 from ringsync.ledger.passes import get_pass, pass_numbers
 from ringsync.progress import follow, read_progress
 from ringsync.service.expected import expected_in
 from ringsync.service.published import wait_until_published
+from ringsync.service.runs import Run, patient, read_report, start
 from ringsync.status import read_statuses
 from ringsync.steps.application import ExitCode
 from ringsync.storage.port import ObjectStore, StorageError

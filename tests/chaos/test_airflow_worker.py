@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from ringsync.cli import Run, start
 from ringsync.cluster.control import put_limits
 from ringsync.cluster.limits import Limits
 from ringsync.config import load_config
+from ringsync.service.runs import Run, start
 from ringsync.wiring import store_of
 from servers.airflow import Airflow
 from servers.cassandra import CassandraNode

@@ -16,7 +16,8 @@ from ringsync.changes.identity import TableVersion
 from ringsync.cluster.generations import MOST_ERROR_MS, Clocks, Streams, clocks
 from ringsync.cluster.scylla import CdcOptions
 from ringsync.config.sections import Scylla
-from ringsync.ledger.staging import CDC_LOGS, commit_keys, decode_rows, get_commit, read_block
+from ringsync.ledger.database import CDC_LOGS
+from ringsync.ledger.staging import commit_keys, decode_rows, get_commit, read_block
 from ringsync.schema.from_cql import parse_schema
 from ringsync.schema.table import Schema
 from ringsync.scylla.generations import Generation

@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 
 from ringsync.cluster.generations import Clocks
+from ringsync.ledger.database import CDC_LOGS
 from ringsync.ledger.gaps import Gaps
-from ringsync.ledger.staging import CDC_LOGS, commit_keys, get_commit, read_block
+from ringsync.ledger.staging import commit_keys, get_commit, read_block
 from ringsync.scylla import progress
 from ringsync.scylla.generations import Generation, StreamRange
 from ringsync.scylla.progress import Position, Rules

@@ -17,7 +17,8 @@ import pytest
 
 from ringsync.cluster.generations import Clocks
 from ringsync.config.sections import Scylla
-from ringsync.ledger.staging import CDC_LOGS, commit_keys, decode_rows, get_commit, read_block
+from ringsync.ledger.database import CDC_LOGS
+from ringsync.ledger.staging import commit_keys, decode_rows, get_commit, read_block
 from ringsync.scylla.progress import Position, Rules
 from ringsync.steps import loop
 from ringsync.steps.scylla import scylla_log_stage

@@ -18,9 +18,9 @@ from ringsync.cli import main
 from ringsync.config import Config, load_config
 from ringsync.config.sync import Sync
 from ringsync.cql.types import Native
-from ringsync.ledger.database import follows_scylla, note_database
+from ringsync.ledger.database import CDC_LOGS, follows_scylla, note_database
 from ringsync.ledger.gaps import Gap, note_gap
-from ringsync.ledger.staging import CDC_LOGS, Bucket
+from ringsync.ledger.staging import Bucket
 from ringsync.metrics import exposition, report_metrics
 from ringsync.ring.ring import Host
 from ringsync.schema.table import Column, TableSchema

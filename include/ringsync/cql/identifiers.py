@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -176,3 +177,13 @@ def portable_names(names: Iterable[str], reserved: Collection[str] = ()) -> tupl
         taken.add(portable.lower())
         portables.append(portable)
     return tuple(portables)
+
+
+def portable_name(keyspace: str, table: str) -> str:
+    """Name a table with characters that a topic and a file may have. Two tables never share such a name."""
+    return f"{_part(keyspace)}.{_part(table)}"
+
+
+def _part(name: str) -> str:
+    portable = portable_names([name])[0]
+    return portable if portable == name else f"{portable}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"

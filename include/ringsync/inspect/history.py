@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 
 from ringsync.formats.commitlog.names import LogPosition
@@ -53,13 +51,3 @@ def last_write_us(
     inspection = Inspection(choose_tables(schema, names), Output(), nothing_said, ignore_index, key_of)
     inspection.read(paths, start)
     return max((table.last for table in inspection.summary.tables.values() if table.last is not None), default=None)
-
-
-def parse_moment(text: str) -> int:
-    """Parse a time, in UTC if it names no zone, to µs since the epoch; the type of an argument."""
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a time such as 2026-11-01T12:00Z") from None
-    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-    return round(moment.timestamp() * 1_000_000)

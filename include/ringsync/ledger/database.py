@@ -10,6 +10,9 @@ import json
 
 from ringsync.storage.port import ChecksumError, ObjectStore, get_json
 
+CDC_LOGS = "cdc_logs"
+"""In place of a host id: Scylla's CDC logs, which are tables and belong to no node."""
+
 _KEY = "state/database.json"
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from contextlib import suppress
 
+from ringsync.cql.identifiers import portable_name
 from ringsync.storage.port import AlreadyExistsError, ChecksumError, ObjectStore
-from ringsync.streams.files import portable_name
 
 _FOLDER = "dropped_tables/"
 

@@ -18,8 +18,8 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from uuid import UUID
 
+from ringsync.ledger.database import CDC_LOGS
 from ringsync.ledger.dropped_tables import all_dropped
-from ringsync.ledger.staging import CDC_LOGS
 from ringsync.storage.port import AlreadyExistsError, ChecksumError, ObjectStore, get_json
 
 _GAPS, _VERIFIED, _UNREAD = "gaps/", "verified/", "staging/unread/"
@@ -27,7 +27,7 @@ _GAPS, _VERIFIED, _UNREAD = "gaps/", "verified/", "staging/unread/"
 
 @dataclass(frozen=True)
 class Gap:
-    """A segment that is gone unread, or a part of a CDC log (``node``: :data:`ringsync.ledger.staging.CDC_LOGS`).
+    """A segment that is gone unread, or a part of a CDC log (``node``: :data:`ringsync.ledger.database.CDC_LOGS`).
 
     :ivar node: host id
     :ivar segment: its name; of a CDC log, a name of the part

@@ -40,9 +40,6 @@ STAGED_ROWS = CHANGE_ROWS.append(pa.field("node", pa.string()))
 Written = tuple[int, int]
 """Least and greatest write time of rows, µs."""
 
-CDC_LOGS = "cdc_logs"
-"""In place of a host id: Scylla's CDC logs, which are tables and belong to no node."""
-
 NOTHING: Written = (0, -1)
 """There are no rows."""
 
@@ -156,7 +153,7 @@ class StageCommit:
     :ivar followed: whether the next commit was made; it may be removed by now
     :ivar whole_at_ms: all that was synced at this moment is in earlier commits; 0: unknown
     :ivar positions: how far the CDC logs of tables are read (:mod:`ringsync.scylla.progress`), by table id: only in
-        commits of :data:`CDC_LOGS`
+        commits of :data:`ringsync.ledger.database.CDC_LOGS`
     """
 
     node: str

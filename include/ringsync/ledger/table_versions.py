@@ -22,10 +22,10 @@ from typing import Any
 
 from ringsync.changes.columns import columns_of
 from ringsync.changes.identity import TableVersion
+from ringsync.cql.identifiers import portable_name
 from ringsync.schema.description import describe, from_description
 from ringsync.schema.table import TableSchema
 from ringsync.storage.port import AlreadyExistsError, ChecksumError, ObjectStore, StorageError, get_json
-from ringsync.streams.files import portable_name
 
 _BEGUN = "cdc_begun/"
 _ALL_BEGUN = "cdc_begun/taken_over.json"

@@ -5,56 +5,23 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import Any
 
 from rich.console import Console
 
 from ringsync.config import load_config
 from ringsync.ledger.alarms import Alarm, history, raised_now
 from ringsync.progress import duration
-from ringsync.service.command import say, say_error
 from ringsync.service.expected import ALARMS
 from ringsync.status import STALE_AFTER_S, age_s, read_status
 from ringsync.steps.application import ExitCode
+from ringsync.terminal import say, say_error
 from ringsync.wiring import store_of
 
-EXIT_CODES = """\
-exit codes: 0 no alarm is raised now; 1 some are, or nobody watches; 3 configuration, connection or rights"""
 
-
-def add_alarms(commands: Any, add_conf: Callable[[argparse.ArgumentParser], None]) -> None:
-    """Add the command to cdcservice's parser.
-
-    :param add_conf: function that adds the option ``--conf``
-    """
-    parser = commands.add_parser(
-        "alarms",
-        help="what went wrong, and when",
-        description="List the alarms that are raised now or were raised in the last days, the oldest first. "
-        "docs/runbook.md says what to do about each kind.",
-        epilog=EXIT_CODES,
-    )
-    add_conf(parser)
-    about = "list those of the last so many days (default: %(default)g)"
-    parser.add_argument("--days", type=_days, default=1.0, metavar="N", help=about)
-    parser.add_argument("--json", action="store_true", help="one JSON object per line")
-    parser.set_defaults(command=_alarms)
-
-
-def _days(text: str) -> float:
-    try:
-        days = float(text)
-    except ValueError:
-        days = 0.0
-    if not 0 < days <= 3660:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of days above 0")
-    return days
-
-
-def _alarms(arguments: argparse.Namespace, console: Console) -> ExitCode:
+def alarms(arguments: argparse.Namespace, console: Console) -> ExitCode:
     now_ms = int(time.time() * 1000)
     store, since_ms = store_of(load_config(arguments.conf)), now_ms - int(arguments.days * 86_400_000)
     raised = raised_now(store)

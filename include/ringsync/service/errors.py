@@ -7,7 +7,7 @@ import getpass
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +16,8 @@ from rich.console import Console
 from ringsync.cluster.session import connect
 from ringsync.config import Config, load_config
 from ringsync.ledger.layout import check_layout
-from ringsync.service.command import say, say_error
 from ringsync.service.error_text import damage_text, record_text, report_lines, row_text
+from ringsync.service.parsers import LISTED
 from ringsync.state.processor_error import ErrorKey, ErrorRow, ErrorTable
 from ringsync.steps.application import ExitCode, StepError
 from ringsync.steps.errors.discard import discard
@@ -25,17 +25,8 @@ from ringsync.steps.errors.records import Record, known_tables
 from ringsync.steps.errors.retry import Chosen, Retry, describe_damage, overflow_records
 from ringsync.steps.errors.settle import Settling, waiting
 from ringsync.storage.port import ObjectStore
+from ringsync.terminal import say, say_error
 from ringsync.wiring import cluster_settings, store_of
-
-EXIT_CODES = """\
-exit codes: 0 done; 1 retry: some records are left, and wait, cannot be decoded, or are damage; 3 arguments,
-configuration, connection or rights; 4 interrupted"""
-
-LISTED = 100
-"""Lines that ``list`` prints by default."""
-
-RETRY_TIMEOUT_S = 300.0
-"""Seconds that ``retry`` waits for ``out_of_sequence`` by default."""
 
 
 class NoSuchErrorError(StepError):
@@ -56,68 +47,6 @@ class _Place:
         return Settling(self.store, self.errors)
 
 
-def add_errors(commands: Any, add_conf: Callable[[argparse.ArgumentParser], None]) -> None:
-    """Add the command and its sub-commands to cdcservice's parser.
-
-    :param add_conf: function that adds the option ``--conf``
-    """
-    about = "List, look at, try again or give up the records of commit logs that could not be decoded (docs/errors.md)."
-    errors = commands.add_parser(
-        "errors", help="records that could not be decoded: list, retry, discard", description=about, epilog=EXIT_CODES
-    )
-    kinds = errors.add_subparsers(title="what", metavar="WHAT", required=True, parser_class=type(errors))
-
-    def add(name: str, run: Callable[..., ExitCode], help: str) -> argparse.ArgumentParser:
-        parser: argparse.ArgumentParser = kinds.add_parser(name, help=help, description=help, epilog=EXIT_CODES)
-        add_conf(parser)
-        parser.set_defaults(command=run)
-        return parser
-
-    listed = add("list", _list, "count the records by node, segment and reason, the oldest segments first")
-    listed.add_argument(
-        "--limit", type=_count, default=LISTED, metavar="N", help="print so many lines (default: %(default)s)"
-    )
-    show = add("show", _show, "print all that is known of one record, with its bytes and what it holds")
-    show.add_argument("node", metavar="NODE", help="host id")
-    show.add_argument("file", metavar="FILE", help="name of the segment")
-    show.add_argument("position", type=int, metavar="POSITION", help="logical position")
-    retry = add("retry", _retry, "decode records again, and publish what they hold as late rows")
-    retry.add_argument("--file", metavar="F", help="only records of this segment")
-    retry.add_argument("--limit", type=_count, metavar="N", help="read about so many records (default: all)")
-    retry.add_argument(
-        "--timeout",
-        type=_seconds,
-        default=RETRY_TIMEOUT_S,
-        metavar="S",
-        help="wait so long for out_of_sequence to publish (default: %(default).0f s)",
-    )
-    for parser in (listed, retry):
-        parser.add_argument("--node", metavar="N", help="only records of this node (host id)")
-        parser.add_argument("--reason", default="", metavar="TEXT", help="only records whose reason contains this")
-        parser.add_argument("--json", action="store_true", help="the result as one JSON object")
-    give_up = add("discard", _discard, "delete records, after all that is known of them was put into an object")
-    give_up.add_argument("node", nargs="?", metavar="NODE", help="host id")
-    give_up.add_argument("file", nargs="?", metavar="FILE", help="name of the segment")
-    give_up.add_argument("positions", nargs="*", type=int, metavar="POSITION", help="logical positions")
-    give_up.add_argument("--all", action="store_true", help="all records of --file of --node")
-    give_up.add_argument("--node", dest="of_node", metavar="N", help="with --all: host id")
-    give_up.add_argument("--file", dest="of_file", metavar="F", help="with --all: name of the segment")
-    give_up.add_argument("--reason", required=True, metavar="TEXT", help="why: it is kept with the records")
-    give_up.add_argument("--yes", action="store_true", help="do not ask")
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
-    return int(text)
-
-
-def _seconds(text: str) -> float:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
-    return float(text)
-
-
 def _open(arguments: argparse.Namespace) -> _Place | None:
     """Connect to object store and cluster; None: there is no table yet, so there are no records."""
     config = load_config(arguments.conf)
@@ -128,7 +57,7 @@ def _open(arguments: argparse.Namespace) -> _Place | None:
     return _Place(config, store, session, errors) if errors.is_there() else None
 
 
-def _list(arguments: argparse.Namespace, console: Console) -> ExitCode:
+def list_errors(arguments: argparse.Namespace, console: Console) -> ExitCode:
     place = _open(arguments)
     solved = sum(one.records for one in place.settling.settle()) if place else 0
     groups: list[dict[str, Any]] = []
@@ -168,7 +97,7 @@ def _groups(place: _Place, node: str | None, reason: str) -> Iterator[dict[str, 
             yield {"node": of_node, "file": file, "reason": text, "records": count, "waits": waits[text]}
 
 
-def _show(arguments: argparse.Namespace, console: Console) -> ExitCode:
+def show(arguments: argparse.Namespace, console: Console) -> ExitCode:
     key = ErrorKey(arguments.node, arguments.file, arguments.position)
     place = _required(arguments, key)
     row, record = _find(place, key)
@@ -213,7 +142,7 @@ def _find(place: _Place, key: ErrorKey) -> tuple[ErrorRow, Record | None]:
     raise NoSuchErrorError(f"there is no record {key}: cdcservice errors list shows which there are")
 
 
-def _retry(arguments: argparse.Namespace, console: Console) -> ExitCode:
+def retry(arguments: argparse.Namespace, console: Console) -> ExitCode:
     place = _open(arguments)
     if place is None:
         print("{}") if arguments.json else say(console, "no records")
@@ -231,7 +160,7 @@ def _retry(arguments: argparse.Namespace, console: Console) -> ExitCode:
     return ExitCode.COMPLETED_WITH_ERRORS if report.left else ExitCode.OK
 
 
-def _discard(arguments: argparse.Namespace, console: Console) -> ExitCode:
+def discard_chosen(arguments: argparse.Namespace, console: Console) -> ExitCode:
     if not arguments.reason.strip():
         raise NoSuchErrorError("--reason is empty: say why, it is kept with what is discarded")
     node, file = _partition(arguments)

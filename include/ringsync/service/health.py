@@ -11,11 +11,10 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from ringsync.airflow_client import RunState
-from ringsync.ledger.staging import CDC_LOGS
+from ringsync.ledger.database import CDC_LOGS
 from ringsync.progress import duration
 from ringsync.service.expected import ARCHIVE, SCHEMA, Expected
 from ringsync.service.problem import Kind, Problem
-from ringsync.state.processor_error import OVERFLOW
 from ringsync.status import BOOTSTRAPS, STALE_AFTER_S, Status, age_s
 from ringsync.steps.close.closing import ALL_LOGS
 
@@ -244,6 +243,8 @@ def _undecodable(loop: str, where: str, counts: Status, node: str) -> Iterator[P
         text = f"{loop}: {where}: {errors:,} records cannot be decoded: cdcservice errors list"
         yield Problem(Kind.RECORDS_UNDECODABLE, where, text)
     if surplus := counts.get("errors_surplus"):
+        from ringsync.state.processor_error import OVERFLOW  # it needs the driver, which takes time to import
+
         text = (
             f"{loop}: {where}: {surplus:,} records that cannot be decoded are more than "
             f"sync.max_errors_per_hour: they are in {OVERFLOW}{node}/ of the object store"

@@ -10,8 +10,8 @@ from typing import Any
 from ringsync.airflow_client import AirflowClient, AirflowError, AirflowUnreachableError
 from ringsync.config import Config, ConfigError
 from ringsync.cql.identifiers import parse_table_name
+from ringsync.ledger.database import CDC_LOGS
 from ringsync.ledger.gaps import Followed, Gap, Gaps, Judge
-from ringsync.ledger.staging import CDC_LOGS
 from ringsync.service.expected import CLOSE, Expected, expected_in
 from ringsync.service.health import DagHealth, judges, problems
 from ringsync.service.problem import Kind, Problem

@@ -7,68 +7,24 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
 
 from rich.console import Console
 
 from ringsync.config import load_config
-from ringsync.cql.identifiers import parse_table_name
-from ringsync.inspect.history import parse_moment
+from ringsync.cql.identifiers import parse_table_name, portable_name
 from ringsync.ledger.dropped_tables import dropped_of
 from ringsync.ledger.table_versions import HistoryEntry, TableVersionError, history_named, names_of_histories
 from ringsync.schema.table import SchemaError
 from ringsync.schema.to_cql import change_statements, create_statements
-from ringsync.service.command import say
 from ringsync.steps.application import ExitCode
-from ringsync.streams.files import portable_name
+from ringsync.terminal import say
 from ringsync.wiring import store_of
-
-EXIT_CODES = "exit codes: 0 done; 1 done, but a version is damaged; 3 configuration or arguments; 4 interrupted"
 
 
 class UnknownVersionError(SchemaError):
     """An error: there is no such table or version in the history; the message says which there are."""
-
-
-def add_schema(commands: Any, add_conf: Callable[[argparse.ArgumentParser], None], table: Callable[[str], str]) -> None:
-    """Add the command and its sub-commands to cdcservice's parser.
-
-    :param add_conf: function that adds the option ``--conf``
-    :param table: function that checks the name of a table
-    """
-    schema = commands.add_parser(
-        "schema",
-        help="show the versions of a table's schema",
-        description="Show the versions of a table that ringsync has recorded, and what changed, as CQL.",
-        epilog=EXIT_CODES,
-    )
-    kinds = schema.add_subparsers(title="what", metavar="WHAT", required=True, parser_class=type(schema))
-
-    def add(name: str, run: Callable[..., ExitCode], help: str) -> argparse.ArgumentParser:
-        parser: argparse.ArgumentParser = kinds.add_parser(name, help=help, description=help, epilog=EXIT_CODES)
-        parser.add_argument("table", type=table, metavar="KEYSPACE.TABLE", help="e.g. shop.orders")
-        add_conf(parser)
-        parser.set_defaults(command=run)
-        return parser
-
-    add("history", _history, "list all versions of a table, each with what changed")
-    show = add("show", _show, "print the CQL that makes a version of a table (default: the newest)")
-    which = show.add_mutually_exclusive_group()
-    which.add_argument("--version", type=_number, metavar="N", help="number of the version, as messages name it")
-    which.add_argument(
-        "--at", type=parse_moment, metavar="TIME", help="the version at this time, e.g. 2026-11-01T12:00Z"
-    )
-    show.add_argument(
-        "--internals",
-        action="store_true",
-        help="with the table's id and dropped columns, as inspect --schema needs it",
-    )
-    diff = add("diff", _diff, "print the CQL that turns a version of a table into another (default: the last two)")
-    diff.add_argument("first", nargs="?", type=_number, metavar="FROM", help="number of a version")
-    diff.add_argument("last", nargs="?", type=_number, metavar="TO", help="number of a version (default: the newest)")
 
 
 @dataclass(frozen=True)
@@ -95,7 +51,7 @@ class _Recorded:
         return self.entries[-1]
 
 
-def _history(arguments: argparse.Namespace, console: Console) -> ExitCode:
+def history(arguments: argparse.Namespace, console: Console) -> ExitCode:
     recorded = _recorded(arguments)
     entries = recorded.entries
     last_of = {entry.version.table_id: entry for entry in entries}
@@ -111,7 +67,7 @@ def _history(arguments: argparse.Namespace, console: Console) -> ExitCode:
     return recorded.code
 
 
-def _show(arguments: argparse.Namespace, console: Console) -> ExitCode:
+def show(arguments: argparse.Namespace, console: Console) -> ExitCode:
     recorded = _recorded(arguments)
     if arguments.version is not None:
         chosen = _numbered(recorded, arguments.version, arguments.table)
@@ -130,7 +86,7 @@ def _show(arguments: argparse.Namespace, console: Console) -> ExitCode:
     return recorded.code
 
 
-def _diff(arguments: argparse.Namespace, console: Console) -> ExitCode:
+def diff(arguments: argparse.Namespace, console: Console) -> ExitCode:
     recorded = _recorded(arguments)
     if arguments.first is None:
         first, last = recorded.entries[max(0, len(recorded.entries) - 2)], recorded.newest
@@ -186,9 +142,3 @@ def _numbered(recorded: _Recorded, number: int, table: str) -> HistoryEntry:
 
 def _text(moment_us: int) -> str:
     return datetime.fromtimestamp(moment_us // 1_000_000, UTC).replace(microsecond=moment_us % 1_000_000).isoformat()
-
-
-def _number(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not the number of a version")
-    return int(text)

@@ -11,26 +11,15 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from enum import IntEnum
 from typing import Any
 
 from ringsync.config import Config, ConfigError, load_config
 from ringsync.cql.identifiers import TablePattern, parse_table_patterns
 from ringsync.storage.port import ChecksumError, NotFoundError, ObjectStore, StorageError
+from ringsync.terminal import ExitCode as ExitCode
 from ringsync.wiring import store_of
 
 Report = dict[str, Any]
-
-
-class ExitCode(IntEnum):
-    """Exit codes of applications and of cdcservice, like dsbulk's (docs/airflow.md)."""
-
-    OK = 0
-    COMPLETED_WITH_ERRORS = 1
-    TOO_MANY_ERRORS = 2
-    FATAL = 3
-    INTERRUPTED = 4
-    CRASHED = 5
 
 
 class StepError(Exception):

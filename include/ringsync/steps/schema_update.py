@@ -16,7 +16,7 @@ import ringsync
 from ringsync.cluster.node import Node, NodeSchema, node_schema, one_node
 from ringsync.cluster.whole_schema import Reading, Silence, read_whole_schema
 from ringsync.config import ConfigError
-from ringsync.cql.identifiers import printable
+from ringsync.cql.identifiers import portable_name, printable
 from ringsync.ledger.dropped_tables import mark_dropped, unmark_dropped
 from ringsync.ledger.layout import check_layout
 from ringsync.ledger.schema_changes import SchemaChangeError, SchemaLog, schema_change
@@ -39,7 +39,7 @@ from ringsync.steps.application import Application, ExitCode, Report
 from ringsync.steps.loop import Patience, connect_patiently, cycles, put_status, starts_again
 from ringsync.steps.own_keyspace import create_state
 from ringsync.storage.port import ObjectStore, StorageError
-from ringsync.streams.files import FileStream, portable_name
+from ringsync.streams.files import FileStream
 from ringsync.streams.relay import relay
 from ringsync.streams.schema_messages import change_folder, publish_schema_change
 from ringsync.streams.sink import RelayError, Sink

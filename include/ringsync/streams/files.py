@@ -29,7 +29,7 @@ import pyarrow.compute as pc
 
 from ringsync.avro.container import Codec, ContainerWriter, read_container
 from ringsync.avro.mapping import AvroRecord
-from ringsync.cql.identifiers import portable_names
+from ringsync.cql.identifiers import portable_name
 from ringsync.schema.table import TableSchema
 from ringsync.storage.port import AlreadyExistsError, ChecksumError, NotFoundError, ObjectStore
 from ringsync.streams.messages import Messages, message_schema
@@ -368,19 +368,9 @@ def data_topic(server_name: str, table: TableSchema) -> str:
     return f"{server_name}.{portable_name(table.keyspace, table.name)}"
 
 
-def portable_name(keyspace: str, table: str) -> str:
-    """Name a table with characters that a topic and a file may have. Two tables never share such a name."""
-    return f"{_part(keyspace)}.{_part(table)}"
-
-
 def bootstrap_topic(topic: str) -> str:
     """Name the topic where a table's changes wait during its bootstrap, ``bootstrap.<server>.<keyspace>.<table>``.
 
     :param topic: topic of the table's changes
     """
     return f"bootstrap.{topic}"
-
-
-def _part(name: str) -> str:
-    portable = portable_names([name])[0]
-    return portable if portable == name else f"{portable}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"

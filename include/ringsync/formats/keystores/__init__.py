@@ -1,1 +1,3 @@
 """Readers of secret AES keys in Java keystores (JCEKS, PKCS12) and plain key files."""
+
+PASSWORD_VARIABLE, KEY_PASSWORD_VARIABLE = "RINGSYNC_KEYSTORE_PASSWORD", "RINGSYNC_KEY_PASSWORD"

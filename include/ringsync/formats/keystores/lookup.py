@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 
+from ringsync.formats.keystores import KEY_PASSWORD_VARIABLE, PASSWORD_VARIABLE
 from ringsync.formats.keystores.jceks import JKS_MAGIC, MAGIC, jceks_keys
 from ringsync.formats.keystores.passwords import KeystoreError
 from ringsync.formats.keystores.pkcs12 import pkcs12_keys
@@ -78,9 +79,6 @@ def _key_of_text(data: bytes, name: str) -> bytes:
             "(hexadecimal, base64, or PEM)"
         )
     return key
-
-
-PASSWORD_VARIABLE, KEY_PASSWORD_VARIABLE = "RINGSYNC_KEYSTORE_PASSWORD", "RINGSYNC_KEY_PASSWORD"
 
 
 def keys_in(path: str | Path, environment: Mapping[str, str]) -> Callable[[str], bytes]:

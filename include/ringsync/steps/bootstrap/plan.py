@@ -11,7 +11,7 @@ import time
 from calendar import timegm
 from dataclasses import asdict, dataclass
 
-from ringsync.cql.identifiers import parse_table_pattern
+from ringsync.cql.identifiers import parse_table_pattern, portable_name
 from ringsync.ledger.table_versions import versions_of
 from ringsync.schema.table import TableSchema
 from ringsync.sources.scan.plan import ScanPlan
@@ -19,7 +19,6 @@ from ringsync.state.bootstrap import COMPLETED, PUBLISHING, UNFINISHED, Bootstra
 from ringsync.steps.application import Application, StepError
 from ringsync.steps.tables import Outcome, failed_before
 from ringsync.storage.port import AlreadyExistsError, ObjectStore, get_json
-from ringsync.streams.files import portable_name
 
 TOKEN_RANGE, SSTABLE = "token_range", "sstable"
 """Modes: rows are selected from the cluster, or come from snapshots of its nodes."""

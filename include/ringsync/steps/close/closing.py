@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from ringsync.ledger.staging import CDC_LOGS
+from ringsync.ledger.database import CDC_LOGS
 from ringsync.ring.ring import Host
 from ringsync.status import STALE_AFTER_S, Status, age_s
 

@@ -19,9 +19,10 @@ from ringsync.compiled.memory import padded
 from ringsync.config import Config
 from ringsync.formats.commitlog.reader import read_changes
 from ringsync.formats.commitlog.records import Records
+from ringsync.ledger.database import CDC_LOGS
 from ringsync.ledger.dropped_tables import all_dropped
 from ringsync.ledger.past_schema import past_schema
-from ringsync.ledger.staging import CDC_LOGS, STAGED_ROWS
+from ringsync.ledger.staging import STAGED_ROWS
 from ringsync.ledger.table_versions import CdcBegun, TableVersionError, latest_version, version_of
 from ringsync.schema.table import TableSchema
 from ringsync.storage.port import ObjectStore

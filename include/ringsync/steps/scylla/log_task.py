@@ -23,6 +23,7 @@ from ringsync.cql.murmur3 import murmur3_128
 from ringsync.formats.commitlog.reader import ERROR_ROWS
 from ringsync.formats.result_page import Page, page_cells
 from ringsync.ledger import staging
+from ringsync.ledger.database import CDC_LOGS
 from ringsync.scylla.log_rows import MOST_BYTES as DECODED_BYTES
 from ringsync.scylla.log_rows import UNKNOWN_ARRIVAL, LogGroups, LogRows
 from ringsync.scylla.log_schema import METADATA, LogTable
@@ -270,7 +271,7 @@ class _Files:
         self._begin()
 
     def _begin(self) -> None:
-        to = Destination(staging.CDC_LOGS, self._task.commit, secrets.token_hex(8), is_agreed=True)
+        to = Destination(CDC_LOGS, self._task.commit, secrets.token_hex(8), is_agreed=True)
         staged = [table.staged for table in self._task.tables]
         self._file, self.held = StagedFiles(staged, self._task.windows, self._store, to), 0
 

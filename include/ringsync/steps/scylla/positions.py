@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ringsync.ledger.staging import CDC_LOGS, commit_keys, get_commit
+from ringsync.ledger.database import CDC_LOGS
+from ringsync.ledger.staging import commit_keys, get_commit
 from ringsync.scylla.progress import Position
 from ringsync.storage.port import ObjectStore, get_json
 

@@ -21,10 +21,10 @@ from ringsync.cluster.control import ControlServer
 from ringsync.cluster.generations import MOST_ERROR_MS
 from ringsync.cluster.scylla import is_scylla
 from ringsync.config import Config
-from ringsync.ledger.database import note_database
+from ringsync.ledger.database import CDC_LOGS, note_database
 from ringsync.ledger.gaps import Gap, note_gap
 from ringsync.ledger.layout import check_layout
-from ringsync.ledger.staging import CDC_LOGS, StageCommit, closed_until, decode_rows, put_commit
+from ringsync.ledger.staging import StageCommit, closed_until, decode_rows, put_commit
 from ringsync.scylla.progress import ARRIVAL_ERROR_MS, ARRIVAL_MARGIN_MS, NO_SUMS, Kind, Position, added
 from ringsync.state.processor_error import ErrorTable
 from ringsync.status import age_s, read_status
