@@ -104,6 +104,7 @@ def measure(order: Order, scratch: Path, cache: Path, say: Any) -> Found:
         conf = configuration(order, scratch, nodes, broker)
         with Loops(conf, cache) as loops:
             loops.start(*LOOPS)
+            wait_for("the stage has looked at cdc_raw", lambda: is_emptied(loops), 120)
             for application in (BOOTSTRAP_PREPARE, BOOTSTRAP_SCAN, BOOTSTRAP_DRAIN):
                 options = ["--enable-cdc"] if application is BOOTSTRAP_PREPARE else []
                 loops.finish(application, f"{KEYSPACE}.{BOOTSTRAPPED}", *options)
@@ -162,6 +163,13 @@ def write(nodes: Sequence[CassandraNode], scratch: Path, **order: Any) -> dict[s
         raise ServerError(f"The writer has failed:\n{last_lines(done.stdout + done.stderr)}")
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
+
+
+def is_emptied(loops: Loops) -> bool:
+    """Tell whether the stage can delete in the ``cdc_raw`` of all three nodes: else cdc is not switched on."""
+    loops.check()
+    nodes = loops.status().get("commitlog_stage/default", {}).get("nodes", {})
+    return len(nodes) == 3 and all(node["empties"] for node in nodes.values())
 
 
 def follows(loops: Loops) -> bool:

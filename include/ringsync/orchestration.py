@@ -305,7 +305,8 @@ BOOTSTRAP_PARAMETERS: dict[str, Parameter] = {
     "verify": _switch("Verify", "Compare source and replica cell by cell afterwards", default=True),
     "enable_cdc": _switch(
         "Enable cdc",
-        "`ALTER TABLE … WITH cdc = true`, so that the sync follows the table; off: the table is not altered",
+        "`ALTER TABLE … WITH cdc = true`, so that the sync, which must run, follows the table; off: the table is not "
+        "altered",
     ),
     "restart": _switch("Restart", "Begin anew, even if an earlier run left an unfinished bootstrap to continue"),
     "mode": {

@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 from cassandra.concurrent import execute_concurrent_with_args
 
+from ringsync.cluster.cluster import read_hosts
 from ringsync.cluster.schema import read_table
 from ringsync.cluster.session import connect
 from ringsync.config import load_config
@@ -20,6 +21,7 @@ from ringsync.replica.base import base_folder
 from ringsync.schema.table import TableSchema
 from ringsync.steps.application import Application, ExitCode
 from ringsync.steps.bootstrap import prepare as bootstrap_prepare
+from ringsync.steps.loop import put_status
 from ringsync.streams.files import FileStream
 from ringsync.wiring import cluster_settings, store_of
 from servers.cassandra import CassandraNode, nodetool_command
@@ -87,6 +89,14 @@ def prepare(conf: Path, table: str, run: str, **options: Any) -> str:
     report, code = bootstrap_prepare.run(application)
     assert code == ExitCode.OK
     return str(report["bootstrap"])
+
+
+def say_emptied(conf: Path) -> None:
+    """Say what an archive says that can delete in the ``cdc_raw`` of all nodes: cdc may be switched on."""
+    config = load_config(conf)
+    hosts = read_hosts(connect(cluster_settings(config)))
+    nodes = {host.id: {"endpoint": host.endpoint, "empties": True} for host in hosts}
+    put_status(store_of(config), "commitlog_archive", "default", {"nodes": nodes})
 
 
 def progress_of(conf: Path, run: str) -> Progress:

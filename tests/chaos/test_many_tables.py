@@ -30,6 +30,7 @@ from tests.chaos.bootstraps import (
     committed_rows,
     load_partitions,
     progress_of,
+    say_emptied,
     scan_report,
     write_conf,
 )
@@ -205,6 +206,7 @@ def test_cdc_of_many_is_enabled_and_their_bootstraps_are_cancelled(
         ]
 
     wanted = f"{keyspace}.c*"
+    say_emptied(conf)
     with started(log, STEPS[0], conf, wanted, "cdc", "--enable-cdc") as process:
         while sum(cdc for cdc, _ in options()) < number // 3:
             assert process.poll() is None, log.read_text()[-3000:]
@@ -214,6 +216,7 @@ def test_cdc_of_many_is_enabled_and_their_bootstraps_are_cancelled(
     assert sum(cdc for cdc, _ in options()) < number
     seconds = {}
     for run in ("cdc", "again"):
+        say_emptied(conf)
         began = time.monotonic()
         assert finished(log, STEPS[0], conf, wanted, run, "--enable-cdc") == ExitCode.OK, log.read_text()[-3000:]
         seconds[run] = round(time.monotonic() - began, 1)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ringsync.steps.stage.node_log import what_is_refused
+from ringsync.steps.stage.rights import what_is_refused
 
 SEGMENT = "CommitLog-7-1.log"
 NOBODY = 65534

@@ -130,6 +130,7 @@ def test_the_oldest_finished_segments_leave_until_there_is_room(raw: Path, store
         assert store.get(f"cdc/a/{index_of(file).name}") == f"{MB}\nCOMPLETED".encode()
     status = watch.status()["a"]
     assert (status["error"], status["archived"], status["waiting"], watch.is_failing) == (None, 2, 3, False)
+    assert status["empties"]
     assert watch.counts == Counter(segments=2, bytes=status["archived"] * (MB + 17), removed=2)
     watch.cycle()
     assert len(names(store, WAITING)) == 2, "there is room"

@@ -235,6 +235,29 @@ def test_what_waits_in_a_folder_of_another_node_is_not_missed_later(raw: Path, s
     assert sorted(get_unread(store, "b").values()) == [file.name for file in files]
 
 
+def test_a_folder_in_which_nothing_can_be_deleted_is_named_before_there_is_no_room(
+    raw: Path, store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(raw, 1)
+    watch = archiver(store, Nodes({"a": raw}, total="100MiB"))
+    monkeypatch.setattr(commitlog_archive, "what_is_refused", lambda folder: f"nothing can be deleted in {folder}")
+    watch.cycle()
+    told = watch.status()["a"]
+    assert (told["error"], told["empties"]) == (f"nothing can be deleted in {raw}", False)
+    monkeypatch.undo()
+    watch.cycle()
+    told = watch.status()["a"]
+    assert (told["error"], told["empties"]) == (None, True)
+
+
+def test_a_folder_without_segments_may_not_be_mounted(raw: Path, store: LocalStore) -> None:
+    """Nobody may rely on it: cdc must not be switched on."""
+    raw.mkdir()
+    watch = archiver(store, Nodes({"a": raw}))
+    watch.cycle()
+    assert not watch.status()["a"]["empties"]
+
+
 def test_tidying_up_keeps_nobody_from_looking(raw: Path, store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Thousands of segments may have to go, each with three requests."""
     files, ended, begun = fill(raw, 6), threading.Event(), threading.Event()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import time
 from dataclasses import replace
@@ -17,12 +18,16 @@ from ringsync.cluster.node import OneNode, one_node
 from ringsync.cluster.schema import read_table
 from ringsync.cluster.session import ClusterError, ClusterSettings, connect
 from ringsync.cluster.shared import Shared
+from ringsync.config import load_config
 from ringsync.schema.table import TableSchema
-from ringsync.steps.application import StepError
+from ringsync.steps.application import Application, ExitCode, StepError
+from ringsync.steps.archive import commitlog_archive
 from ringsync.steps.bootstrap import enable_cdc as prepare_cdc
 from ringsync.steps.bootstrap.enable_cdc import enable_cdc
 from ringsync.storage.local import LocalStore
+from ringsync.wiring import store_of
 from servers.cassandra import CassandraNode, NodeSettings
+from tests.chaos.bootstraps import change_conf, prepare, write_conf
 
 pytestmark = pytest.mark.server
 
@@ -162,6 +167,40 @@ def test_a_table_that_may_not_be_altered_fails_alone(
     assert str(failure).endswith("gone is gone: it was dropped")
     assert options(session, [tables[0], tables[2]]) == [(True, 7)] * 2
     assert not store.list()
+
+
+def test_cdc_is_not_switched_on_where_nobody_empties_cdc_raw(
+    session: Any, own: Any, tables: list[TableSchema], tmp_path: Path
+) -> None:
+    shared, store = Shared(own), LocalStore(tmp_path)
+    assert enable_cdc(shared, store, tables[:1]) == ["enabled now"]
+    had, *new = enable_cdc(shared, store, tables, why_not=lambda: "nobody empties cdc_raw of 10.0.0.1:9042")
+    assert had == "was enabled"
+    for error, table in zip(new, tables[1:], strict=True):
+        assert isinstance(error, StepError)
+        assert str(error) == f"cdc is not enabled on {table.full_name}: nobody empties cdc_raw of 10.0.0.1:9042"
+    assert options(session, tables) == [(True, 7), (False, 7), (False, 7)]
+    assert not store.list()
+
+
+def test_a_bootstrap_enables_cdc_once_an_archive_has_looked(
+    cassandra: CassandraNode, session: Any, tables: list[TableSchema], tmp_path: Path
+) -> None:
+    """On a real node: first nobody is there, then the archive, which finds that it may delete."""
+    conf, name = write_conf(tmp_path, [cassandra]), tables[0].full_name
+    change_conf(conf, sync={"run_s": 1.0})
+    with pytest.raises(StepError, match=r"not enabled on .*: nobody empties cdc_raw of .*: run cdcservice start"):
+        prepare(conf, name, "one", enable_cdc=True)
+    assert options(session, tables[:1]) == [(False, 7)]
+    config = load_config(conf)
+    given = (config, store_of(config), None, "run", argparse.Namespace(queue="default"))
+    try:
+        assert commitlog_archive.run(Application("commitlog_archive", str(conf), *given))[1] == ExitCode.OK
+    finally:
+        for claim in cassandra.cdc_raw.glob("ringsync-claim.*"):
+            claim.unlink()
+    prepare(conf, name, "two", enable_cdc=True)
+    assert options(session, tables[:1]) == [(True, 7)]
 
 
 @pytest.mark.parametrize("looks", [1, 2])

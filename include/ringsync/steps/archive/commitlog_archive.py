@@ -33,6 +33,7 @@ from ringsync.steps.archive.upload_pace import UploadPace
 from ringsync.steps.bootstrap.old_snapshots import ClearsAside
 from ringsync.steps.loop import cycles, put_status
 from ringsync.steps.stage.claims import ForeignClaimError, claim, get_place, has_claim, may_be_first, other_claims
+from ringsync.steps.stage.rights import what_is_refused
 from ringsync.storage.port import ChecksumError, ObjectStore, StorageError, get_json
 from ringsync.wiring import cluster_settings
 
@@ -266,7 +267,7 @@ class Archiver:
             return f"{_room(node, found)}: Cassandra has not finished the segments that are left there", True
         if not node.total_bytes and not self._settings.total_mb:
             return "it does not tell this worker its cdc_total_space: archive.total_mb can say it", True
-        return None, True
+        return what_is_refused(Path(node.folder)), True
 
     def tidy_aside(self) -> None:
         """Tidy up if it is time, in a thread of its own: thousands of segments may have to go."""
@@ -470,7 +471,7 @@ class Archiver:
         """Return how each node stands."""
         names = ("endpoint", "folder", "total_bytes", "free_bytes", "waiting", "archived", "error")
         return {
-            node.node: {name: getattr(node, name) for name in names}
+            node.node: {name: getattr(node, name) for name in names} | {"empties": bool(node.token) and not node.error}
             for node in (self._nodes or {}).values()
             if node.captures or node.folder
         }

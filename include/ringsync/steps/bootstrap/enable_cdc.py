@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from cassandra import InvalidRequest, Unauthorized
@@ -54,12 +54,15 @@ class Enabling:
         return f"cdc_enabling/{self.table.table_id}.json"
 
 
-def enable_cdc(shared: Shared, store: ObjectStore, tables: Sequence[TableSchema]) -> list[str | Exception]:
+def enable_cdc(
+    shared: Shared, store: ObjectStore, tables: Sequence[TableSchema], why_not: Callable[[], str] = str
+) -> list[str | Exception]:
     """Enable cdc on tables, also for statements that were prepared before; then wait until all nodes know of it. This
     wait is also for a table that has cdc already: a run that was killed may have altered it a moment ago.
 
     One thread of a run does this at a time (:class:`ringsync.cluster.shared.Together`).
 
+    :param why_not: function that tells why no table may get cdc now; empty: each may
     :returns: for each table what was done, or why that failed: a ``StepError`` if the nodes refuse it or one of them
         is down, else the driver's error
     :raises ClusterError: the nodes do not agree on the schema
@@ -71,6 +74,9 @@ def enable_cdc(shared: Shared, store: ObjectStore, tables: Sequence[TableSchema]
     new = [one for one in work if not one.has_cdc]
     failed: dict[TableSchema, Exception] = _without_all_nodes(shared, new)
     begun = [one for one in new if one.table not in failed]
+    if begun and (reason := why_not()):
+        failed |= {one.table: StepError(f"cdc is not enabled on {one.table.full_name}: {reason}") for one in begun}
+        begun = []
     for one in begun:
         record = {"gc_grace_seconds": one.grace, "for_a_moment": one.for_a_moment}
         store.put(one.key, json.dumps(record).encode())

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
-from ringsync.cluster.cluster import read_size_estimate
+from ringsync.cluster.cluster import read_hosts, read_size_estimate
 from ringsync.cluster.control import get_limits
 from ringsync.cluster.generations import clocks
 from ringsync.cluster.limits import Limiter
@@ -41,6 +41,7 @@ from ringsync.sources.scan.scan import ScanError, scan_query, scan_session
 from ringsync.state import bootstrap as states
 from ringsync.status import BOOTSTRAPS, forget
 from ringsync.steps.application import Application, ExitCode, Report, StepError
+from ringsync.steps.bootstrap.emptied import captures_changes, why_not_emptied
 from ringsync.steps.bootstrap.enable_cdc import enable_cdc
 from ringsync.steps.bootstrap.enable_scylla_cdc import enable_scylla_cdc
 from ringsync.steps.bootstrap.leftovers import remove_leftovers
@@ -127,13 +128,19 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
     shared = Shared(session, known)
     on_scylla = is_scylla(session)
     cdc = Together(
-        partial(enable_scylla_cdc, shared, config.scylla) if on_scylla else partial(enable_cdc, shared, store)
+        partial(enable_scylla_cdc, shared, config.scylla)
+        if on_scylla
+        else partial(enable_cdc, shared, store, why_not=partial(_why_no_cdc, config, store, session, clock))
     )
     log_from_ms = _log_from_ms(session, now, config.scylla.confidence_ms) if on_scylla else None
     preparation = Preparation(application, shared, state, permits, Space(), cdc, now, len(tables), log_from_ms)
     each(application.run, tables, partial(prepare_table, preparation), outcome)
     report, code = in_all(outcome, last=options.dry_run)
     return {**report, "dry_run": options.dry_run}, code
+
+
+def _why_no_cdc(config: Config, store: ObjectStore, session: Any, clock: Callable[[], float]) -> str:
+    return why_not_emptied(config, store, read_hosts(session), partial(captures_changes, config), clock())
 
 
 def _log_from_ms(session: Any, now: int, confidence_ms: int) -> int:

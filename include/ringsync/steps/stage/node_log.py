@@ -9,7 +9,6 @@ of a node holds up the other nodes of its queue.
 from __future__ import annotations
 
 import os
-import stat
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -22,6 +21,7 @@ from ringsync.ledger.finished_segments import REMEMBERED_S, SegmentIds, finished
 from ringsync.ledger.gaps import get_unread
 from ringsync.ledger.staging import NOTHING, Bucket, StageCommit, Written, commit_keys, get_commit, together
 from ringsync.steps.application import StepError
+from ringsync.steps.stage.rights import REMEDY, what_is_refused
 from ringsync.steps.stage.stage_task import Staged, StageWork
 from ringsync.steps.stage.synced_part import COMPLETE, SyncedPart, synced_part
 from ringsync.storage.port import AlreadyExistsError, ObjectStore, StorageError, VersionMismatchError
@@ -292,7 +292,7 @@ class NodeLog:
         try:
             index.unlink(missing_ok=True)
         except OSError as error:
-            self.refused = self.refused or f"{index} cannot be deleted ({error.strerror or error}): {_REMEDY}"
+            self.refused = self.refused or f"{index} cannot be deleted ({error.strerror or error}): {REMEDY}"
 
     def has_finished(self, identity: int) -> bool:
         """Tell whether a segment was staged whole: nothing more comes of it."""
@@ -450,6 +450,7 @@ class NodeLog:
             "errors": self.counts["errors"],
             "errors_surplus": self.surplus_errors,
             "is_read": self.error is None and self.failure is None,
+            "empties": self.error is None and self.failure is None and self.refused is None,
             "refused": self.refused,
             "error": self.error or self.failure or self.refused or (f"{doubts[0]}{more}" if doubts else None),
         }
@@ -462,25 +463,3 @@ def _ahead(reached: Mapping[int, int], ends: Mapping[int, int], finished: Collec
 
 def _wait_ms(failures: int) -> int:
     return min(LONGEST_WAIT_MS, FIRST_WAIT_MS << min(failures - 1, 10))
-
-
-_REMEDY = "give the user of this worker the right, e.g. by the node's group and a umask of 002"
-
-
-def what_is_refused(folder: Path) -> str | None:
-    """Tell what this process may not do in a folder of segments, without trying, so nothing of the node is touched.
-
-    :returns: a sentence that names the folder and what to do; None: it may do all
-    :raises OSError: the folder or what is in it cannot be looked at
-    """
-    if not os.access(folder, os.R_OK | os.X_OK):
-        return f"{folder} cannot be listed: {_REMEDY}"
-    for file in folder.iterdir():
-        if not os.access(file, os.R_OK) and file.exists():
-            return f"{file} cannot be read: {_REMEDY}"
-    if not os.access(folder, os.W_OK):
-        return f"nothing can be deleted in {folder}, and it fills: {_REMEDY}, or mount it so that it can be written to"
-    status = folder.stat()
-    if status.st_mode & stat.S_ISVTX and os.geteuid() not in (0, status.st_uid):
-        return f"files of other users cannot be deleted in {folder}, and it fills: take away its sticky bit (chmod -t)"
-    return None

@@ -1,0 +1,90 @@
+"""Who empties ``cdc_raw`` of each node: where nobody does, a table with cdc ends in refused writes (docs/sync.md).
+
+The loops that delete there say every few seconds in their status whether they can: ``commitlog_archive``, and unless
+``archive.policy`` is ``always``, also ``commitlog_stage``. One of them is enough for a node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from ringsync.cluster.cluster import read_settings
+from ringsync.cluster.session import ClusterError, connect
+from ringsync.config import Config
+from ringsync.ring.ring import Host
+from ringsync.status import STOP_KEY, Status, age_s, read_status
+from ringsync.storage.port import ChecksumError, ObjectStore
+from ringsync.wiring import cluster_settings
+
+LATELY_S = 300.0
+"""So old a loop's status may be, s: it is silent from the end of a run until the next one has started."""
+
+
+def why_not_emptied(
+    config: Config, store: ObjectStore, hosts: Iterable[Host], captures: Callable[[Host], bool], now_s: float
+) -> str:
+    """Return why ``cdc_raw`` of some nodes would fill, and what to do; empty: all are emptied.
+
+    :param captures: function that asks a node whether it captures changes: one that does not needs nobody
+    :param now_s: present time, seconds since the epoch
+    :raises StorageError: the store cannot be used
+    """
+    said: dict[str, list[tuple[str, Status]]] = {}
+    nodes = []
+    for host in hosts:
+        queue, datacenters = config.sync.queue_of(host.address, host.id), config.sync.datacenters
+        if datacenters and host.datacenter not in datacenters:
+            why = f"sync.datacenters leaves out {host.datacenter}: set cdc_enabled: false on its nodes"
+        else:
+            if queue not in said:
+                said[queue] = list(_said(config, store, queue, now_s))
+            reasons = [_reason(loop, status.get("nodes", {}).get(host.id)) for loop, status in said[queue]]
+            if "" in reasons:
+                continue
+            why = f"queue {queue}: {'; '.join(reasons) or 'its workers have said nothing in the last five minutes'}"
+        if captures(host):
+            nodes.append(f"{host.endpoint} ({why})")
+    if not nodes:
+        return ""
+    return (
+        f"nobody empties cdc_raw of {', '.join(nodes)}. Once that is full, Cassandra refuses writes to tables with "
+        "cdc: run cdcservice start until it ends with exit code 0, then run this again"
+    )
+
+
+def _said(config: Config, store: ObjectStore, queue: str, now_s: float) -> Iterator[tuple[str, Status]]:
+    """Yield what the loops of a queue that delete segments have lately said."""
+    loops = ["commitlog_archive"] if config.archive.policy != "off" else []
+    if config.archive.policy != "always" and store.stat(STOP_KEY) is None:
+        loops.append("commitlog_stage")
+    for loop in loops:
+        status = None
+        with suppress(ChecksumError, ValueError, TypeError, KeyError):  # a damaged one says nothing
+            if (found := read_status(store, f"{loop}/{queue}")) and age_s(found, now_s) <= LATELY_S:
+                status = found
+        if status is not None:
+            yield loop, status
+
+
+def _reason(loop: str, node: Mapping[str, Any] | None) -> str:
+    """Tell why a loop does not empty a node's ``cdc_raw``; empty: it does."""
+    if node is None:
+        return f"{loop} does not know the node yet"
+    if node.get("empties"):
+        return ""
+    return f"{loop}: {node.get('error') or 'it has not claimed the folder yet'}"
+
+
+def captures_changes(config: Config, host: Host) -> bool:
+    """Ask a node of any datacenter whether it captures changes: it does if it does not answer."""
+    settings = replace(  # a session asks nodes of one datacenter only
+        cluster_settings(config), contact_points=(host.address,), port=host.port, local_datacenter=host.datacenter
+    )
+    try:
+        told = read_settings(connect(settings), host.id, ["cdc_enabled"])
+    except ClusterError:
+        return True
+    return told.get("cdc_enabled") != "false"
