@@ -348,10 +348,10 @@ def test_one_table_of_several_is_chosen(run: Run, orders: Path) -> None:
 def test_an_incomplete_sstable_is_left_out_and_told(run: Run, orders: Path) -> None:
     data = min(orders.glob("*-Data.db"))
     whole = parsed(run(orders)[1])
-    (orders / data.name.replace("Data.db", "TOC.txt")).unlink()
+    (orders / data.name.replace("Data.db", "Statistics.db")).unlink()
     code, out, err = run(orders)
     assert code == 1
-    assert "is left out: its TOC.txt is missing" in err
+    assert "is left out: Statistics.db is missing" in err
     assert parsed(out) == [line for line in whole if line["source"]["file"] != str(data)]
     assert "1 left out" in run(orders, "--format", "summary")[1]
 

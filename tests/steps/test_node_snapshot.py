@@ -95,6 +95,17 @@ def test_sstables_of_all_data_directories_are_found(world: World) -> None:
     assert world.calls() == ["snapshot"]
 
 
+@pytest.mark.parametrize("listed", [None, "SI_by_v_idx.db", "SAI+aa+GroupComplete.db"])
+def test_a_list_of_components_decides_nothing(world: World, listed: str | None) -> None:
+    """An SSTable that was streamed as a whole has no TOC.txt; in others it names a SASI index that was dropped, or a
+    new SAI: a snapshot's TOC.txt is the very file to which Cassandra adds it."""
+    for path in (path for folder in world.tables[:2] for path in folder.glob("*-TOC.txt")):
+        path.unlink() if listed is None else path.write_text(f"{path.read_text()}{listed}\n")
+    assert world.taken() == world.names
+    assert world.taken() == world.names
+    assert world.calls() == ["snapshot"]
+
+
 @pytest.mark.parametrize("unnamed", [0, 1])
 def test_a_data_directory_that_is_not_named_is_missed(world: World, unnamed: int) -> None:
     """Half of the rows would be left out; taking it again does not help, so that is tried once only."""

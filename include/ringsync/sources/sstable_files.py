@@ -121,7 +121,7 @@ def files_in_store(store: ObjectStore, prefix: str) -> SSTableFiles:
     """
     folder = prefix.rstrip("/") + "/"
     keys = [stat.key for stat in store.list(folder)]
-    found: FoundSSTables = find_sstables(keys, store.get)
+    found: FoundSSTables = find_sstables(keys)
     if not found.sstables:
         raise FileNotFoundError(f"there is no complete SSTable at {store.uri(prefix)}")
     folders = {one.folder for one in found.sstables}

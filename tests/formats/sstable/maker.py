@@ -101,5 +101,4 @@ def sstable(partitions: dict[bytes, bytes], stats: bytes, number: int = 1, folde
     chunks = [data[at : at + _CHUNK] for at in range(0, len(data), _CHUNK)]
     checksums = struct.pack(">i", _CHUNK) + b"".join(struct.pack(">I", zlib.crc32(chunk)) for chunk in chunks)
     files = {"Data.db": data, "CRC.db": checksums, "Index.db": index, "Statistics.db": stats}
-    files["TOC.txt"] = "\n".join([*files, "TOC.txt"]).encode()
     return MadeSource(Descriptor("nb", str(number), "big", folder, "k", "t", TABLE_ID), files)

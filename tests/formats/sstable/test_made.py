@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter
+from datetime import date
 from typing import Any
 
 import pytest
@@ -177,3 +178,46 @@ def test_a_ttl_that_cassandra_cannot_have_written_is_a_loss(ttl: int, of_row: bo
     stats = statistics("Int32Type", ["UTF8Type"], [("v", "UTF8Type")])
     made = open_sstable(sstable({int32(1): partition(int32(1), [content])}, stats), wide_table())
     assert len(losses(made)) == (ttl >= 2**31)
+
+
+@pytest.mark.parametrize(
+    ("before", "stored", "now", "value"),
+    [
+        ("LongType", (7).to_bytes(8, "big"), "timestamp", 7_000),  # µs
+        ("TimestampType", (7).to_bytes(8, "big"), "bigint", 7),
+        ("LongType", (7).to_bytes(8, "big"), "time", 7),
+        ("TimestampType", (7).to_bytes(8, "big"), "varint", None),  # more bytes than 7 needs: they are kept raw
+        ("Int32Type", int32(-(2**31) + 7), "date", date(1970, 1, 8)),
+        ("Int32Type", int32(7), "blob", int32(7)),
+        ("UUIDType", bytes(16), "blob", bytes(16)),
+        ("AsciiType", sized(b"a"), "text", "a"),
+    ],
+)
+def test_a_column_that_was_dropped_and_added_with_another_type_is_read(
+    before: str, stored: bytes, now: str, value: object
+) -> None:
+    """All that Cassandra allows (C: AlterTableStatement.AddColumns): an older SSTable still has the type of before."""
+    stats = statistics("Int32Type", ["UTF8Type"], [("v", before)])
+    content = partition(int32(1), [row(b"\0" + sized(b"c"), [stored], 5)])
+    table = table_of(f"p int, c text, v {now}, PRIMARY KEY (p, c){WITH_ID}")
+    made = open_sstable(sstable({int32(1): content}, stats), table)
+    for with_source in (False, True):
+        (part,) = merged_rows([(made, part) for part in made.parts(WHOLE_RING)], table, _fail, with_source=with_source)
+        images = images_of_part(part, table, "raw")
+        found = images.column(images.schema.get_field_index("v"))
+        assert (found.cast("int64") if now in ("timestamp", "time") else found).to_pylist() == [value]
+
+
+def _fail(loss: Loss) -> None:
+    raise AssertionError(loss)
+
+
+@pytest.mark.parametrize(("own", "table"), [("Int32Type", "blob"), ("LongType", "varint"), ("LongType", "time")])
+def test_a_key_of_another_length_is_refused(own: str, table: str) -> None:
+    """Columns of the key are never dropped: the reader lays them out by the table's type."""
+    stats = statistics("Int32Type", [own], [("v", "UTF8Type")])
+    with pytest.raises(SSTableError, match="has the clustering"):
+        open_sstable(
+            sstable({int32(1): partition(int32(1), [])}, stats),
+            table_of(f"p int, c {table}, v text, PRIMARY KEY (p, c){WITH_ID}"),
+        )

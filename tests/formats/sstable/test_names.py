@@ -93,17 +93,31 @@ def test_what_is_left_out_is_said(tmp_path: Path) -> None:
     folder = copied(tmp_path)
     shutil.copytree(folder / "snapshots" / "flushed", folder / ".by_v")
     first, second, *others = find_local(folder / "snapshots" / "flushed").sstables
-    (folder / f"{first.name}-TOC.txt").unlink()
+    (folder / f"{first.name}-Statistics.db").unlink()
     (folder / f"{second.name}-CompressionInfo.db").unlink()
     found = find_local(folder)
     assert [one.name for one in found.sstables] == [one.name for one in others]
     reasons = {one.path.removeprefix(f"{folder}/"): one.reason for one in found.left_out}
     assert reasons.pop(".by_v") == "holds a secondary index, whose rows are made of the table's"
     assert "name this folder itself" in reasons.pop("snapshots")
-    assert "its TOC.txt is missing" in reasons.pop(f"{first.name}-CompressionInfo.db")
-    assert "CompressionInfo.db is missing" in reasons.pop(f"{second.name}-Data.db")
+    assert "Statistics.db is missing" in reasons.pop(f"{first.name}-CompressionInfo.db")
+    assert "CompressionInfo.db or CRC.db is missing" in reasons.pop(f"{second.name}-Data.db")
     assert not reasons
     assert len(find_local(folder / "snapshots").sstables) == len(others) + 2
+
+
+def test_only_what_is_read_is_required(tmp_path: Path) -> None:
+    """SSTables that came by zero-copy streaming have no TOC.txt; that of others may list indexes that were dropped."""
+    folder = copied(tmp_path)
+    expected = set(find_local(folder).sstables)
+    for path in folder.glob("*-TOC.txt"):
+        path.unlink()
+        break
+    for path in folder.glob("*-TOC.txt"):
+        path.write_text(path.read_text() + "SI_by_v_idx.db\nSAI+aa+GroupComplete.db\n")
+    for name in ("Filter.db", "Summary.db", "Digest.crc32"):
+        min(folder.glob(f"*-{name}")).unlink()
+    assert set(find_local(folder).sstables) == expected
 
 
 def test_a_folder_whose_sstables_are_just_replaced_is_left_out(tmp_path: Path) -> None:
@@ -150,14 +164,15 @@ def test_a_folder_that_is_none_is_an_error(tmp_path: Path) -> None:
 
 
 def test_paths_need_not_be_files() -> None:
-    names = ("Data.db", "Statistics.db", "Index.db", "TOC.txt")
-    found = find_sstables([f"bucket/nb-7-big-{name}" for name in names], lambda _: "\n".join(names).encode())
+    names = ("Data.db", "Statistics.db", "Index.db", "CRC.db")
+    found = find_sstables([f"bucket/nb-7-big-{name}" for name in names])
     assert list(found.sstables) == [Descriptor("nb", "7", "big", "bucket")]
-    found = find_sstables(["bucket/nb-7-big-TOC.txt"], lambda _: b"")
+    found = find_sstables(["bucket/nb-7-big-TOC.txt"])
     assert found.left_out == (
         LeftOut(
             "bucket/nb-7-big-TOC.txt",
-            "Data.db, Index.db, Statistics.db is missing, though an SSTable has it: copy all files of the SSTable",
+            "Data.db, Index.db, Statistics.db, CompressionInfo.db or CRC.db is missing, though an SSTable has it: copy "
+            "all files of the SSTable",
             True,
         ),
     )

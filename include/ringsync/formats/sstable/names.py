@@ -7,7 +7,7 @@ The files of an SSTable are ``<version>-<id>-<format>-<component>``, in
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
@@ -15,8 +15,11 @@ from ringsync.formats.sstable.errors import SSTableError
 from ringsync.formats.sstable.versions import VERSIONS, Version
 
 DATA, STATISTICS, COMPRESSION, CHECKSUMS = "Data.db", "Statistics.db", "CompressionInfo.db", "CRC.db"
-INDEX, PARTITIONS, ROWS, TOC = "Index.db", "Partitions.db", "Rows.db", "TOC.txt"
-REQUIRED = {"big": (DATA, STATISTICS, INDEX), "bti": (DATA, STATISTICS, PARTITIONS, ROWS)}
+INDEX, PARTITIONS, ROWS = "Index.db", "Partitions.db", "Rows.db"
+REQUIRED = {"big": (DATA, STATISTICS, INDEX), "bti": (DATA, STATISTICS, PARTITIONS)}
+"""What is read of each SSTable; also one of ``COMPRESSION`` and ``CHECKSUMS``, and ``ROWS`` of some. ``TOC.txt`` is not
+needed: an SSTable that another node has streamed as a whole has none, and it may list indexes that were dropped
+(C: CassandraEntireSSTableStreamReader, SSTableIndex.release)."""
 
 _NAME = re.compile(
     r"(?P<version>[a-z]{2})-(?P<id>\d{1,19}|[0-9a-z]{4}_[0-9a-z]{4}_[0-9a-z]{18})-(?P<format>[a-z]+)-(?P<part>[\w.+-]+)"
@@ -110,15 +113,14 @@ def parse_path(path: str) -> tuple[Descriptor, str] | None:
     return Descriptor(match["version"], match["id"], match["format"], *location), match["part"]
 
 
-def find_sstables(paths: Iterable[str], read: Callable[[str], bytes]) -> FoundSSTables:
+def find_sstables(paths: Iterable[str]) -> FoundSSTables:
     """Find the complete SSTables among files.
 
     Left out are: secondary indexes; ``snapshots`` and ``backups`` below a folder with SSTables, because they hold the
-    same files again; sets that lack their TOC.txt or a file that it lists, which Cassandra was writing; and folders in
-    which it was just replacing SSTables by others.
+    same files again; sets that lack a file that is read; and folders in which Cassandra was just writing SSTables, or
+    replacing them by others.
 
     :param paths: paths of all files, with ``/`` between their parts
-    :param read: function that returns a file's content; it reads each TOC.txt
     :raises SSTableError: a set is of an unknown version
     """
     sets: dict[Descriptor, set[str]] = {}
@@ -143,7 +145,7 @@ def find_sstables(paths: Iterable[str], read: Callable[[str], bytes]) -> FoundSS
     for one in sorted((one for one in sets if one.folder not in copies), key=_order):
         log = changing.get(one.folder)
         reason_out = f"{log} says that the node was just replacing SSTables here: read a snapshot" if log else None
-        reason_out = reason_out or _incomplete(one, sets[one], read)
+        reason_out = reason_out or _incomplete(one, sets[one])
         if reason_out:
             left_out[one.path(min(sets[one]))] = reason_out
         else:
@@ -204,12 +206,11 @@ def _order(descriptor: Descriptor) -> tuple[str, int, str, str]:
     return descriptor.folder, number, descriptor.id, descriptor.name
 
 
-def _incomplete(descriptor: Descriptor, there: set[str], read: Callable[[str], bytes]) -> str | None:
+def _incomplete(descriptor: Descriptor, there: set[str]) -> str | None:
     """Return why a set of files is no whole SSTable; None: it is."""
-    if TOC not in there:
-        return "its TOC.txt is missing, so the node was still writing it, or files were not copied: copy all of them"
-    listed = set(read(descriptor.path(TOC)).decode("utf-8", "replace").split())
-    missing = sorted((listed | set(REQUIRED[descriptor.format])) - there)
-    if missing:
-        return f"{', '.join(missing)} is missing, though an SSTable has it: copy all files of the SSTable"
-    return None
+    missing = sorted(set(REQUIRED[descriptor.format]) - there)
+    if not there & {COMPRESSION, CHECKSUMS}:
+        missing.append(f"{COMPRESSION} or {CHECKSUMS}")
+    return (
+        f"{', '.join(missing)} is missing, though an SSTable has it: copy all files of the SSTable" if missing else None
+    )

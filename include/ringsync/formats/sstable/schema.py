@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from ringsync.changes.columns import LoggedColumn, columns_of
 from ringsync.cql.types import (
-    VARIABLE,
     CqlType,
     ListType,
     MapType,
@@ -33,8 +32,17 @@ UNKNOWN_KEYSPACE, UNKNOWN_TABLE, UNKNOWN_ID = "keyspace", "table", "0" * 32
 _VALUE_KINDS: tuple[ColumnKind, ...] = ("static", "regular")
 _ONE_TABLE = "name only SSTables of one table"
 _SCHEMA_ADVICE = "give the schema of this very table, as it is now: schema.cql of a snapshot of the same time has it"
-_WIDER = {"text": ("ascii",), "uuid": ("timeuuid",), "bigint": ("timestamp",), "varint": ("int", "bigint")}
-"""Types whose values a dropped column, added again, may have had before (C: AbstractType.isValueCompatibleWith)."""
+_WIDER = {
+    "text": ("ascii",),
+    "uuid": ("timeuuid",),
+    "bigint": ("timestamp",),
+    "timestamp": ("bigint",),
+    "time": ("bigint",),
+    "date": ("int",),
+    "varint": ("int", "bigint", "timestamp"),
+}
+"""Types that a dropped column, added again with another one, may have had before; a blob may have had any. All pairs of
+AbstractType.isValueCompatibleWith in 4.1 and 5.0. 4.0 asks for no more; later versions also for the same length."""
 
 
 @dataclass(frozen=True)
@@ -161,16 +169,21 @@ def _misfit(file: str, problem: str) -> SSTableError:
 def _check_key(file: str, header: Header, table: TableSchema) -> None:
     """Check that an SSTable has the key of a table."""
     key = [column.type for column in table.partition_key]
-    if len(header.key) != len(key) or not all(map(_fits, header.key, key)):
+    if len(header.key) != len(key) or not all(map(_fits_key, header.key, key)):
         raise _misfit(file, f"has the partition key {_listed(header.key)}, and {table.full_name} has {_listed(key)}")
     clustering = [(column.type, column.descending) for column in table.clustering]
     matches = len(header.clustering) == len(clustering) and all(
-        _fits(own.type, theirs) and own.descending == descending
+        _fits_key(own.type, theirs) and own.descending == descending
         for own, (theirs, descending) in zip(header.clustering, clustering, strict=True)
     )
     if not matches:
         problem = f"has the clustering {_ordered(header.clustering)}, and {table.full_name} has {_ordered(clustering)}"
         raise _misfit(file, problem)
+
+
+def _fits_key(own: CqlType, table: CqlType) -> bool:
+    """As :func:`_fits`, for a column of the key, which the reader lays out by the table's type."""
+    return _fits(own, table) and stored_length(own) == stored_length(table)
 
 
 def _fits(own: CqlType, table: CqlType) -> bool:
@@ -193,9 +206,9 @@ def _is_readable(own: CqlType, table: CqlType) -> bool:
             # Fields that the SSTable does not have are null.
             return len(a) <= len(b) and all(map(_is_readable, a, b))
         case Native(a), Native(b):
-            return a == b or a in _WIDER.get(b, ()) or (b == "blob" and stored_length(own) == VARIABLE)
+            return a == b or a in _WIDER.get(b, ()) or b == "blob"
         case _, Native("blob"):
-            return stored_length(own) == VARIABLE
+            return True
     return own == table
 
 

@@ -81,7 +81,7 @@ def find_local(folder: Path) -> FoundSSTables:
     """
     if not folder.is_dir():
         raise NotADirectoryError(f"{folder} is no folder")
-    return find_sstables(_files_in(folder.resolve()), lambda path: Path(path).read_bytes())
+    return find_sstables(_files_in(folder.resolve()))
 
 
 def _files_in(folder: Path) -> Iterator[str]:

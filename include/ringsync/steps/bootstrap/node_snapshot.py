@@ -232,7 +232,7 @@ def _sstables(node: Node, table: TableSchema, tag: str) -> list[StoredSSTable]:
                 raise IncompleteSnapshotError(f"{where}: {file} is a symbolic link, which a node never makes there")
         paths = [file.as_posix() for file in sorted(folder.iterdir()) if file.is_file()]
         try:
-            inside = find_sstables(paths, lambda path: Path(path).read_bytes())
+            inside = find_sstables(paths)
         except SSTableError as error:
             raise IncompleteSnapshotError(f"{where}: {error}") from error
         if inside.left_out:
