@@ -20,13 +20,23 @@ from ringsync.ledger.database import CDC_LOGS
 from ringsync.ledger.staging import commit_keys, decode_rows, get_commit, read_block
 from ringsync.schema.from_cql import parse_schema
 from ringsync.schema.table import Schema
-from ringsync.scylla.generations import Generation
-from ringsync.scylla.progress import ARRIVAL_MARGIN_MS, Position, Sweep
+from ringsync.scylla.generations import Generation, intervals
+from ringsync.scylla.progress import (
+    ARRIVAL_MARGIN_MS,
+    Position,
+    Rules,
+    Sweep,
+    advanced,
+    window_end,
+    window_pieces,
+)
+from ringsync.scylla.sweeps import due, sweep_pieces, swept_far, swept_near
 from ringsync.sources.cdc_log import LogRead, grouped
 from ringsync.steps import loop
 from ringsync.steps.bootstrap import prepare
-from ringsync.steps.scylla import followed_logs, scylla_log_stage
+from ringsync.steps.scylla import followed_logs, known_generations, scylla_log_stage
 from ringsync.steps.scylla.followed_logs import FollowedLogs, FollowedTable, _ByName
+from ringsync.steps.scylla.known_generations import KnownGenerations, Needed
 from ringsync.steps.scylla.log_task import FollowedLog
 from ringsync.steps.stage.staged_files import StagedTable
 from ringsync.storage.local import LocalStore
@@ -34,6 +44,8 @@ from tests.scylla.log_tables import Tables, log_text, tables_of
 from tests.scylla.test_log_stager import MINUTE, NAME, NOW, TABLE_ID, Cluster, Row, Sync, generation, spread
 from tests.scylla.test_log_sweeps import CELLS_TTL_S, ONLY, Log, Switched, log_of, staged, switched
 from tests.scylla.test_log_task import HOUR, OTHER, TTL_S, followed, moment
+
+DAY = 24 * HOUR
 
 
 @pytest.fixture
@@ -252,9 +264,10 @@ def test_a_column_that_is_added_without_cdc_is_not_missing(tmp_path: Path, monke
     monkeypatch.setattr(FollowedLogs, "_look_at_schema", lambda _: None)
     monkeypatch.setattr(FollowedLogs, "_look_at_clocks", lambda _: None)
     monkeypatch.setattr(FollowedLogs, "_streams_of", lambda *_: Streams())
-    monkeypatch.setattr(FollowedLogs, "_generations_of", lambda *_: (ONLY,))
+    monkeypatch.setattr(KnownGenerations, "of", lambda *_: (ONLY,))
     sync = SimpleNamespace(bucket_by_of=lambda _: "write_time", follows=lambda _: True)
-    logs = FollowedLogs(SimpleNamespace(sync=sync), LocalStore(tmp_path), SimpleNamespace(), {}, None)  # type: ignore[arg-type]
+    config: Any = SimpleNamespace(sync=sync, scylla=Scylla())
+    logs = FollowedLogs(config, LocalStore(tmp_path), SimpleNamespace(), {}, None)
     logs._schema, logs._options = _ByName.of(schema), {TABLE_ID: CdcOptions(False)}
     nothing: Any = SimpleNamespace(tables=(), replications={})
     (found,) = logs.look(nothing, {TABLE_ID: Position.begin(NOW - HOUR, [ONLY.time_ms], 15_000)}, NOW)
@@ -412,27 +425,25 @@ class TestGenerations:
 
         def read_generation(_: Any, streams: Streams, time_ms: int) -> Generation:
             read_times(_, streams)
-            return next(one for one in self.found if one.time_ms == time_ms)
+            return next((one for one in self.found if one.time_ms == time_ms), Generation(time_ms, ()))
 
-        monkeypatch.setattr(followed_logs, "read_times", read_times)
-        monkeypatch.setattr(followed_logs, "read_generation", read_generation)
-        self.logs = FollowedLogs(SimpleNamespace(), LocalStore(tmp_path), None, {}, None)  # type: ignore[arg-type]
+        monkeypatch.setattr(known_generations, "read_times", read_times)
+        monkeypatch.setattr(known_generations, "read_generation", read_generation)
+        self.known, self.generations = frozenset[int](), KnownGenerations(None)
 
     def look(self) -> tuple[Generation, ...]:
-        self.logs._looked = {}
-        self.logs._troubles.pop("generations", None)
-        return self.logs._generations_of(Streams())
+        self.generations.look({Streams(): Needed(NOW - DAY, self.known)})
+        return self.generations.of(Streams())
 
     def test_what_is_known_goes_on_to_be_read(self) -> None:
         assert self.look() == (ONLY,)
         self.is_down = True
         assert self.look() == (ONLY,)
-        (told,) = self.logs.status()["problems"]
-        assert "cannot be read at QUORUM" in told
+        assert "cannot be read at QUORUM" in self.generations.problem
         self.is_down, second = False, generation(NOW)
         self.found.append(second)
         assert self.look() == (ONLY, second)
-        assert self.logs.status()["problems"] == []
+        assert self.generations.problem == ""
 
     def test_nothing_is_known_yet(self) -> None:
         self.is_down = True
@@ -441,7 +452,7 @@ class TestGenerations:
 
     def test_streams_that_cannot_be_read_are_not_none(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Windows and sweeps would pass over them. What nobody has noticed yet may wait."""
-        self.found, real = [ONLY, generation(NOW - HOUR), generation(NOW)], followed_logs.read_generation
+        self.found, real = [ONLY, generation(NOW - HOUR), generation(NOW)], known_generations.read_generation
 
         def read_generation(_: Any, streams: Streams, time_ms: int) -> Generation:
             if time_ms == NOW - HOUR and self.is_slow:
@@ -450,18 +461,68 @@ class TestGenerations:
             return real(_, streams, time_ms)
 
         self.is_slow = True
-        monkeypatch.setattr(followed_logs, "read_generation", read_generation)
-        self.logs._noticed = frozenset({ONLY.time_ms})
+        monkeypatch.setattr(known_generations, "read_generation", read_generation)
+        self.known = frozenset({ONLY.time_ms})
         assert self.look() == (ONLY,)
-        assert len(self.logs.status()["problems"]) == 1
-        self.logs._noticed = frozenset({ONLY.time_ms, NOW})
+        assert self.generations.problem
+        self.known = frozenset({ONLY.time_ms, NOW})
+        with pytest.raises(OperationTimedOut):
+            self.look()
         for _ in range(3):
             with pytest.raises(OperationTimedOut):
-                self.look()
+                self.generations.of(Streams())
         assert self.asked == 2, "once in a look, not for each table"
-        self.logs._unread = {}
         self.is_slow = False
         assert self.look() == tuple(self.found)
+
+    def test_a_known_generation_stays_whatever_a_node_lists(self) -> None:
+        """The lists of tablets' generations are each node's own, and a node may lag: windows would pass over what was
+        logged to the second generation. A new process knows of it by the position alone."""
+        second = generation(NOW)
+        self.found = [ONLY, second]
+        assert self.look() == (ONLY, second)
+        self.found = [ONLY]
+        assert self.look() == (ONLY, second)
+        self.generations, self.known = KnownGenerations(None), frozenset({ONLY.time_ms, NOW})
+        assert [one.time_ms for one in self.look()] == [ONLY.time_ms, NOW]
+        self.found = [ONLY, second]
+        assert self.look() == (ONLY, second)
+
+    def test_only_what_may_still_be_read_is_read_and_kept(self) -> None:
+        """Of a generation for every ten days of three years; the list only grows, in Scylla."""
+        self.found = [generation(NOW - days * DAY) for days in range(1000, 0, -10)]
+        self.known = frozenset(one.time_ms for one in self.found)
+        assert self.look() == tuple(self.found[-1:]), "the one before has ended nine days ago"
+        assert len(self.generations._generations) == 1
+        own = Streams(("ks", "t"))
+        self.generations.look({own: Needed(NOW - DAY, self.known)})
+        assert len(self.generations.of(own)) == 100, "with tablets Scylla forgets them itself"
+
+
+def test_what_is_needed_of_generations_follows_the_positions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows, sweeps, what waits and what is read again: nothing of it is older than what is said to be needed."""
+    config: Any = SimpleNamespace(scylla=Scylla())
+    logs = FollowedLogs(config, LocalStore(tmp_path), None, {}, None)
+    base = followed().log.base
+    (log,) = parse_schema(log_text(base), "log").tables
+    logs._schema = _ByName.of(Schema((base, log)))
+    monkeypatch.setattr(FollowedLogs, "_streams_of", lambda *_: Streams())
+    plan: Any = SimpleNamespace(tables=())
+    rules = Rules(30_000, 15_000, HOUR, 12_600_000, 43_200_000)
+    position = replace(Position.begin(NOW - 2 * DAY, [ONLY.time_ms], 15_000), ttl_s=86_400)
+    interval, now_ms = intervals([ONLY.time_ms]), NOW - 2 * DAY
+    for _ in range(200):
+        now_ms += 20 * MINUTE
+        position = due(position, now_ms, rules, interval[0].start_ms)
+        needed = logs._needed(plan, {base.table_id: position}, now_ms)[Streams()]
+        end_ms = window_end(position, now_ms, rules)
+        assert end_ms is not None
+        pieces = [*window_pieces(position, end_ms, interval), *sweep_pieces(position, interval, rules)]
+        assert all(one.start_ms >= needed.from_ms for one in pieces if one.kind != "far")
+        assert all(one.arrived_from_ms >= needed.from_ms for one in pieces if one.kind == "far")
+        assert needed.from_ms >= now_ms - 30 * HOUR, "it moves on"
+        position = swept_far(swept_near(advanced(position, end_ms, 100, rules), {}, 100), 100)
+        position = replace(position, again=())
 
 
 def test_a_log_is_read_from_before_the_scan_by_any_clock(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,10 +12,12 @@ import pytest
 
 from ringsync.cluster.generations import Streams, clocks
 from ringsync.cluster.scylla import CdcOptions
+from ringsync.config.sections import Scylla
 from ringsync.schema.from_cql import parse_schema
 from ringsync.schema.table import Schema, UnreadableTable
 from ringsync.scylla.progress import SLOT_MS, Position, Sweep
 from ringsync.steps.scylla.followed_logs import FollowedLogs, FollowedTable, _ByName
+from ringsync.steps.scylla.known_generations import KnownGenerations
 from ringsync.steps.scylla.log_task import TableResult
 from ringsync.steps.scylla.log_work import plan_end
 from ringsync.steps.scylla.positions import note_log_begins
@@ -132,11 +134,11 @@ class TestLeft:
         monkeypatch.setattr(FollowedLogs, "_look_at_schema", look_at_schema)
         monkeypatch.setattr(FollowedLogs, "_look_at_clocks", lambda _: None)
         monkeypatch.setattr(FollowedLogs, "_streams_of", lambda *_: Streams())
-        monkeypatch.setattr(FollowedLogs, "_generations_of", lambda *_: (only,))
+        monkeypatch.setattr(KnownGenerations, "of", lambda *_: (only,))
 
     def left(self, position: Position, now_ms: int = NOW, unwatched_since_ms: int | None = None) -> list[FollowedTable]:
         sync = SimpleNamespace(bucket_by_of=lambda _: "write_time", follows=lambda _: self.follows)
-        config: Any = SimpleNamespace(sync=sync)
+        config: Any = SimpleNamespace(sync=sync, scylla=Scylla())
         logs = FollowedLogs(config, self.store, SimpleNamespace(), {}, unwatched_since_ms)  # type: ignore[arg-type]
         nothing: Any = SimpleNamespace(tables=(), replications={})
         return logs.look(nothing, {TABLE_ID: position}, now_ms)

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from ringsync.cluster.generations import Clocks
+from ringsync.config.sections import Scylla
 from ringsync.ledger.database import CDC_LOGS
 from ringsync.ledger.gaps import Gaps
 from ringsync.ledger.staging import commit_keys, get_commit, read_block
@@ -172,7 +173,7 @@ class Sync:
 
     def start(self) -> None:
         """Begin with what is durable."""
-        config: Any = SimpleNamespace(commitlog_processor_window_interval_ms=MINUTE)
+        config: Any = SimpleNamespace(commitlog_processor_window_interval_ms=MINUTE, scylla=Scylla())
         nothing: Any = SimpleNamespace(put=lambda *_: 0, address=None)
         self.stager = LogStager(config, self.store, None, _Spark(), nothing, nothing)
 

@@ -11,13 +11,19 @@ from typing import Any
 
 import pytest
 
+from ringsync.config.sections import Scylla
+from ringsync.ring.ranks import RankedRing
+from ringsync.ring.ring import Host
+from ringsync.ring.tokens import TokenRange
 from ringsync.scylla.generations import Generation, StreamRange
 from ringsync.scylla.progress import Position, Rules
 from ringsync.scylla.stream_ids import StreamId
+from ringsync.service.table_checks import tell_load
 from ringsync.sources.cdc_log import STREAMS_AT_ONCE, grouped
 from ringsync.steps.scylla.followed_logs import LONGEST_ROUND_MS, FollowedTable
 from ringsync.steps.scylla.log_task import TableResult
 from ringsync.steps.scylla.log_work import plan_work
+from ringsync.steps.scylla.scylla_log_stage import CYCLE_S, LogStager
 
 NOW = 1_790_000_000_000
 HOUR = 3_600_000
@@ -66,6 +72,32 @@ def test_streams_share_requests_as_far_as_scylla_allows() -> None:
     assert max(len(streams) for streams, _ in huge) <= STREAMS_AT_ONCE
 
 
+def test_the_node_that_is_asked_has_all_streams_of_a_request() -> None:
+    """Twelve nodes in three racks: neighbours on the ring lie on other nodes."""
+    of, chance = generation(12, 8, 256), random.Random(1)
+    owners = [chance.sample(range(12), 3) for _ in of.ranges]
+
+    def host(node: int) -> Host:
+        return Host(str(node), f"10.0.0.{node}", 9042, "dc1", f"r{node % 3}", (), is_local=node != 11)
+
+    ends = [one.end for one in of.ranges]
+    ranges = tuple(TokenRange(before, end) for before, end in pairwise([ends[-1], *ends]))
+    snapshot: Any = SimpleNamespace(digest="")
+    ring = RankedRing(snapshot, ranges, tuple(tuple(map(host, nodes)) for nodes in owners))
+    local = {
+        stream.data: {host(node).endpoint for node in nodes if node != 11}
+        for one, nodes in zip(of.ranges, owners, strict=True)
+        for stream in one.streams
+    }
+    found = grouped(of, ring)
+    assert sorted(stream for streams, _ in found for stream in streams) == sorted(local)
+    assert max(len(streams) for streams, _ in found) <= STREAMS_AT_ONCE
+    assert len(found) <= 1.1 * len(grouped(of, None)), "requests are hardly more than without a ring"
+    for streams, endpoints in found:
+        assert endpoints
+        assert all(set(endpoints) <= local[stream] for stream in streams)
+
+
 @pytest.mark.parametrize("rows", [0, 100])
 def test_an_hour_of_three_nodes(rows: int) -> None:
     """64 requests in 15 s; sweeps read the last hours again once in an hour."""
@@ -93,3 +125,30 @@ def test_a_hundred_nodes_are_not_asked_more_often_than_agreed() -> None:
     counts, _ = requests(followed(of), NOW - 60_000, NOW + HOUR, rules, 100)
     assert counts["window"] * scale <= 500 * 3600 * 1.05
     assert counts["sweep"] * scale <= 12 * 25_600
+
+
+def test_a_cycle_has_no_more_requests_than_it_has_time_for_and_leaves_out_no_table() -> None:
+    """Two hundred tables of three nodes: 12,800 requests ask all of them once, 25.6 s at 500 a second."""
+    table, config = followed(generation(3, 8, 256)), SimpleNamespace(scylla=Scylla())
+    position = Position.begin(NOW - 60_000, [table.generations[0].time_ms], 15_000)
+    due = [plan_work(replace(table, table_id=f"{n:032x}"), position, 0, NOW, RULES) for n in range(200)]
+    assert sum(len(one.works) for one in due) == 12_800
+    read: Counter[str] = Counter()
+    for number in range(200):
+        stager: Any = SimpleNamespace(_config=config, _number=number)
+        chosen = LogStager._affordable(stager, due)
+        assert sum(len(one.works) for one in chosen) <= 500 * CYCLE_S
+        read.update(one.table.table_id for one in chosen)
+    assert len(read) == 200
+    assert max(read.values()) - min(read.values()) <= 1
+    (huge,) = LogStager._affordable(stager, [replace(due[0], works=due[0].works * 999)])
+    assert len(huge.works) > 500 * CYCLE_S, "one table is read in any case"
+
+
+def test_start_says_what_a_cluster_of_this_size_needs() -> None:
+    assert tell_load(0, 0, Scylla()) == []
+    (enough,) = tell_load(64, 1, Scylla())
+    assert enough == "64 requests ask the streams of 1 tables once: 0 s at scylla.queries_per_s (500)"
+    (warned,) = tell_load(25_600, 1, Scylla())
+    assert warned.startswith("warning: 25,600 requests ask the streams of 1 tables once: 51 s at scylla.queries_per_s")
+    assert "set it to 1,707" in warned

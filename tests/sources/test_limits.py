@@ -40,6 +40,19 @@ def limiter(limits: Limits) -> tuple[Limiter, Clock]:
     return Limiter(limits, clock), clock
 
 
+def test_requests_are_never_above_their_rate() -> None:
+    """Of a reader of logs: pages without rows, too, whatever the limits of rows and bytes are."""
+    clock = Clock()
+    asked = Limiter(Limits(), clock, requests_per_s=50)
+    granted = 0
+    for _ in range(10_000):
+        while asked.ask(8000, wait=False) is not None:
+            asked.answered(0, 40)
+            granted += 1
+        clock.now += 0.001
+    assert 0.95 * 500 <= granted <= 500 + 50 * BURST_S
+
+
 # Limits
 
 

@@ -81,14 +81,19 @@ class ControlServer:
     :param handlers: functions for :meth:`ControlClient.call` by name: they take and return JSON objects, and run in
         several threads at once
     :param host: address or name of this host by which the tasks reach it; 127.0.0.1 for local masters
+    :param requests_per_s: see :class:`ringsync.cluster.limits.Limiter`
     :raises ValueError: a handler has the name of a function of the server
     :raises ControlError: the block begins and the host is not this one
     """
 
     def __init__(
-        self, limits: Limits | None = None, handlers: Mapping[str, Handler] | None = None, host: str = "127.0.0.1"
+        self,
+        limits: Limits | None = None,
+        handlers: Mapping[str, Handler] | None = None,
+        host: str = "127.0.0.1",
+        requests_per_s: float | None = None,
     ) -> None:
-        self.limiter = Limiter(limits)
+        self.limiter = Limiter(limits, requests_per_s=requests_per_s)
         self._handlers = dict(handlers or {})
         if taken := sorted(self._handlers.keys() & _PERMITS.keys()):
             raise ValueError(f"a handler may not be called {', '.join(taken)}: the server itself uses this name")

@@ -12,10 +12,12 @@ cannot spend more seconds than have passed:
   charged when it comes. That may leave a debt, which later pages wait for. So the limit holds in the mean, and a minute
   exceeds it by no more than the pages that were on the way.
 
+* requests: a page costs the same, however many rows it has. Only readers of ScyllaDB's CDC logs have this limit.
+
 Pages are cut to the rows that ``PAGE_S`` allows, at least one. So a limit, however low, makes at most ``1 / PAGE_S``
 requests a second if pages come full. A low limit means long waits, not many requests: 100 rows/s are four pages of 25
-rows a second, one row in ten seconds is one page of one row in ten seconds. Requests for ranges without rows cost
-nothing here; ``concurrent_requests`` bounds them.
+rows a second, one row in ten seconds is one page of one row in ten seconds. Without a limit of requests, those for
+ranges without rows cost nothing here; ``concurrent_requests`` bounds them.
 """
 
 from __future__ import annotations
@@ -252,11 +254,18 @@ class Limiter:
     The limiter starts with nothing saved, so that many short scans do not add up to many bursts. It is an account
     itself, for a reader that does not share it. Accounts hold its lock while they use it.
 
+    :param requests_per_s: most requests a second of this limiter's clients, whatever the limits are; None: any number
     :ivar running: number of requests on the way
     """
 
-    def __init__(self, limits: Limits | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        limits: Limits | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        requests_per_s: float | None = None,
+    ) -> None:
         self._limits = limits or Limits()
+        self._request_price = 1 / requests_per_s if requests_per_s else 0.0
         self._clock = clock
         self.lock = threading.Lock()
         self.turns: deque[threading.Condition] = deque()
@@ -264,6 +273,7 @@ class Limiter:
         now = clock()
         self._rows = _Savings(0.0, now)
         self._bytes = _Savings(0.0, now)
+        self._requests = _Savings(0.0, now)
         self._seen_rows = self._seen_bytes = 0.0
         self._bearable = math.inf
         self._bearable_at = now
@@ -312,12 +322,14 @@ class Limiter:
             self._paused_until - now,
             self._rows.wait_for(charge.rows * charge.row_price),
             self._bytes.wait_for(charge.size * charge.byte_price),
+            self._requests.wait_for(self._request_price),
         )
 
     def spend(self, charge: _Charge) -> None:
         """Begin a page."""
         self._rows.spend(charge.rows * charge.row_price)
         self._bytes.spend(charge.size * charge.byte_price)
+        self._requests.spend(self._request_price)
         self.running += 1
 
     def settle(self, charge: _Charge, rows: int, size: int) -> None:
@@ -336,6 +348,8 @@ class Limiter:
             self._rows.earn(now)
         if self._limits.bytes_per_s:
             self._bytes.earn(now)
+        if self._request_price:
+            self._requests.earn(now)
         self._rows.at = self._bytes.at = now
         return now
 

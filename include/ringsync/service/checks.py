@@ -70,7 +70,7 @@ def check_cluster(config: Config) -> list[str]:
     """
     with _asked(config) as session:
         if is_scylla(session):
-            return check_cdc_logs(session, config.sync)
+            return check_cdc_logs(session, config)
         nodes = read_nodes(session, config.sync)
         rows = session.execute("SELECT keyspace_name, table_name, cdc FROM system_schema.tables")
         names = sorted((row.keyspace_name, row.table_name) for row in rows if row.cdc)

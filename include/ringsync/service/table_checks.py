@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
+from ringsync.cluster.generations import Streams, has_tablets, read_generation, read_times, vnode_streams
 from ringsync.cluster.scylla import CdcOptions, options_in
+from ringsync.config import Config
+from ringsync.config.sections import Scylla
 from ringsync.config.sync import Sync
 from ringsync.cql.identifiers import printable, quote
 from ringsync.scylla.log_schema import LOG_SUFFIX
+from ringsync.sources.cdc_log import grouped
 
 SHORT_TTL_S = 3600
 """A log that forgets changes sooner than this leaves little time for repairs of the sync."""
@@ -20,8 +25,9 @@ class CheckError(Exception):
     """Something that the sync needs is missing or does not work; the message says what to do."""
 
 
-def check_cdc_logs(session: Any, sync: Sync) -> list[str]:
-    """Check that we may read the tables of a ScyllaDB that capture changes, and their logs.
+def check_cdc_logs(session: Any, config: Config) -> list[str]:
+    """Check that we may read the tables of a ScyllaDB that capture changes, and their logs. The remarks say how often
+    the cluster is asked, and how far that puts changes behind.
 
     :raises CheckError: the log of a table that is followed does not have what changed
     :raises Unauthorized: we may not select from a table
@@ -30,14 +36,49 @@ def check_cdc_logs(session: Any, sync: Sync) -> list[str]:
     found = {(row.keyspace_name, row.table_name): options_in(row) for row in rows}
     cdc = {name: options for name, options in sorted(found.items()) if options is not None and options.enabled}
     tables = {f"{printable(keyspace)}.{printable(table)}": (keyspace, table) for keyspace, table in cdc}
-    remarks = []
+    remarks, sync = [], config.sync
+    followed = [name for table, name in tables.items() if sync.follows(table)]
     for table, (keyspace, name) in tables.items():
         if sync.follows(table):
             remarks += _judge_log(table, cdc[keyspace, name])
             check_readable(session, keyspace, name)
             check_readable(session, keyspace, name + LOG_SUFFIX)
     told = tell_tables([*tables], sync, _OPTION)
-    return [*told, f"ScyllaDB: changes come from the logs (*{LOG_SUFFIX}), by CQL", *remarks]
+    load = tell_load(requests_of_a_round(session, followed), len(followed), config.scylla)
+    return [*told, f"ScyllaDB: changes come from the logs (*{LOG_SUFFIX}), by CQL", *load, *remarks]
+
+
+def requests_of_a_round(session: Any, tables: Sequence[tuple[str, str]]) -> int:
+    """Return how many requests it takes to ask all present streams of some tables' logs once.
+
+    :param tables: keyspace and name of each
+    """
+    total, counts = 0, dict[Streams, int]()
+    for keyspace, name in tables:
+        streams = Streams((keyspace, name)) if has_tablets(session, keyspace) else vnode_streams(session)
+        if streams not in counts:
+            times = read_times(session, streams)
+            counts[streams] = len(grouped(read_generation(session, streams, times[-1]), None)) if times else 0
+        total += counts[streams]
+    return total
+
+
+def tell_load(requests: int, tables: int, scylla: Scylla) -> list[str]:
+    """Return remarks on how often a ScyllaDB is asked.
+
+    :param requests: those that ask all streams of all followed tables once
+    """
+    if not requests:
+        return []
+    round_s, window_s = requests / scylla.queries_per_s, scylla.window_ms / 1000
+    said = f"{requests:,} requests ask the streams of {tables:,} tables once: {round_s:,.0f} s at scylla.queries_per_s"
+    if round_s <= window_s:
+        return [f"{said} ({scylla.queries_per_s:,})"]
+    return [
+        f"warning: {said} ({scylla.queries_per_s:,}), so changes come that much later. For windows of "
+        f"{window_s:,.0f} s (scylla.window_ms) set it to {math.ceil(requests / window_s):,} if the cluster bears that, or leave tables "
+        "out (sync.exclude)"
+    ]
 
 
 def _judge_log(table: str, options: CdcOptions) -> list[str]:

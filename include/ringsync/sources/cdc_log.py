@@ -175,26 +175,30 @@ def _to_the_end(pages: Pages, request: Request, first: Asked | None, most_bytes:
 
 
 Requests = tuple[tuple[tuple[bytes, ...], tuple[str, ...]], ...]
-"""The streams that each request asks for, and ``address:port`` of replicas of the first of them."""
+"""The streams that each request asks for, and ``address:port`` of the local replicas that have all of them."""
 
 
 def grouped(generation: Generation, ring: RankedRing | None) -> Requests:
-    """Group the streams of a generation into requests, as few as Scylla allows. Those of one token range, which have
-    the same replicas, stay together unless they are too many.
+    """Group the streams of a generation into requests, so that the node that is asked has all streams of a request
+    itself, and requests are as few as Scylla allows.
 
-    :param ring: None: with tablets, or if it cannot be read
+    :param ring: None: with tablets, or if it cannot be read; then neighbours on the ring are asked together
     """
     ends = np.array([one.end for one in generation.ranges], np.int64)
     replicas: list[tuple[str, ...]] = [()] * len(ends)
     if ring is not None:
-        replicas = [tuple(host.endpoint for host in ring.hosts[number]) for number in ring.numbers_of(ends).tolist()]
+        hosts = [ring.hosts[number] for number in ring.numbers_of(ends).tolist()]
+        replicas = [tuple(host.endpoint for host in ranked if host.is_local) for ranked in hosts]
     groups: list[tuple[list[bytes], tuple[str, ...]]] = []
-    for one, endpoints in zip(generation.ranges, replicas, strict=True):
-        streams = [stream.data for stream in one.streams]
+    # Ranges with the same first replica become neighbours.
+    for place in sorted(range(len(ends)), key=replicas.__getitem__):
+        streams = [stream.data for stream in generation.ranges[place].streams]
         for start in range(0, len(streams), STREAMS_AT_ONCE):
             part = streams[start : start + STREAMS_AT_ONCE]
-            if groups and len(groups[-1][0]) + len(part) <= STREAMS_AT_ONCE:
-                groups[-1][0].extend(part)
+            together, shared = groups[-1] if groups else ([], ())
+            common = tuple(endpoint for endpoint in shared if endpoint in replicas[place])
+            if groups and len(together) + len(part) <= STREAMS_AT_ONCE and (common or shared == replicas[place]):
+                groups[-1] = [*together, *part], common
             else:
-                groups.append((part, endpoints))
+                groups.append((part, replicas[place]))
     return tuple((tuple(group), endpoints) for group, endpoints in groups)

@@ -15,8 +15,6 @@ from ringsync.cluster.generations import (
     Streams,
     clocks,
     has_tablets,
-    read_generation,
-    read_times,
     vnode_streams,
 )
 from ringsync.cluster.node import NO_ANSWER, ask_one, one_node, schema_version
@@ -30,8 +28,9 @@ from ringsync.ring.ring import RingError
 from ringsync.schema.table import Schema, TableSchema, UnreadableTable
 from ringsync.scylla.generations import Generation, Interval, intervals
 from ringsync.scylla.log_schema import LOG_SUFFIX, LogTableError, log_table_of
-from ringsync.scylla.progress import SLOT_MS, Position, Rules, Sweep
-from ringsync.sources.cdc_log import Requests, grouped
+from ringsync.scylla.progress import ARRIVAL_MARGIN_MS, SLOT_MS, Position, Rules, Sweep
+from ringsync.sources.cdc_log import Requests
+from ringsync.steps.scylla.known_generations import KnownGenerations, Needed
 from ringsync.steps.scylla.log_task import FollowedLog
 from ringsync.steps.scylla.positions import log_begins_ms, note_log_begins
 from ringsync.steps.stage.staged_files import StagedTable
@@ -40,9 +39,6 @@ from ringsync.storage.port import ObjectStore
 
 CLOCKS_EVERY_S = 60.0
 """Time between two looks at the nodes' clocks."""
-
-TIMES_EVERY_S = 15.0
-"""Time between two looks at the generations of a table with tablets."""
 
 LONGEST_GRACE_MS = 600_000
 """Longest time from which on rows are not read for the first time, since they would expire meanwhile; of a small TTL a
@@ -171,21 +167,15 @@ class FollowedLogs:
         self._options: Mapping[str, CdcOptions] = {}
         self._versions: dict[str, TableVersion] = {}
         self._rings: dict[str, RankedRing | None] = {}
-        self._generations: dict[tuple[Streams, int], Generation] = {}
         self._streams: dict[str, tuple[SyncPlan | None, Streams]] = {}
-        self._times: dict[Streams, tuple[float, list[int]]] = {}
-        self._looked: dict[Streams, tuple[Generation, ...]] = {}
-        self._grouped: dict[tuple[Streams, int, str], tuple[Generation, Requests]] = {}
         self._requests: dict[str, int] = {}
         self._left_ms: dict[str, int] = {}
         self._clocks_s: float | None = None
         self._plan: SyncPlan | None = None
-        self._empty: set[int] = set()
         self._seen_ms = seen_ms
         self._back_ms: dict[str, int] = {}
-        self._noticed: frozenset[int] = frozenset()
-        self._unread: dict[Streams, Exception] = {}
-        self._troubles: dict[str, str] = {}
+        self._generations = KnownGenerations(session)
+        self._wrong_clock = ""
         self.clocks = Clocks(0, 0, 0, "")
 
     def look(self, plan: SyncPlan, positions: Mapping[str, Position], now_ms: int) -> list[FollowedTable]:
@@ -197,15 +187,14 @@ class FollowedLogs:
             tells the time
         """
         self._look_at_schema()
-        self._looked, self._requests, self._empty, self._unread = {}, {}, set(), {}
-        self._noticed = frozenset(time_ms for one in positions.values() for time_ms in one.known)
-        self._troubles.pop("generations", None)
+        self._requests = {}
         if plan is not self._plan:
             self._plan, self._rings = plan, {}
         if self._clocks_s is None or time.monotonic() - self._clocks_s >= CLOCKS_EVERY_S:
             self._look_at_clocks()
         # The plan may be a little older than the schema: a table of the same name may be there meanwhile.
         cluster_ms = now_ms + round(self.clocks.ahead_ms)
+        self._generations.look(self._needed(plan, positions, cluster_ms))
         tables = []
         for one in plan.tables:
             if self.is_there(one.table_id):
@@ -239,7 +228,7 @@ class FollowedLogs:
         kept_from_ms = table.kept_from_ms(ttl_s, now_ms + min(LONGEST_GRACE_MS, 1000 * ttl_s // 4))
         noted = log_begins_ms(self._store, table.table_id)
         if noted is None:
-            start_ms = max(now_ms - 1000 * self._config.scylla.lookback_s, kept_from_ms)
+            start_ms = max(self._lookback_ms(now_ms), kept_from_ms)
             note_log_begins(self._store, table.table_id, start_ms)
         else:
             start_ms = max(noted, table.intervals[0].start_ms)  # with tablets there was no log before
@@ -284,10 +273,10 @@ class FollowedLogs:
     def status(self) -> dict[str, Any]:
         """Return what is known of generations and clocks, for ``cdcservice status``."""
         return {
-            "generations": len({time_ms for streams, time_ms in self._generations if streams.table is None}),
-            "empty_generations_ms": sorted(self._empty),
+            "generations": self._generations.shared_count,
+            "empty_generations_ms": sorted(self._generations.empty),
             "clock_skew_ms": round(abs(self.clocks.ahead_ms) + self.clocks.error_ms),
-            "problems": [*self._troubles.values()],
+            "problems": [*filter(None, (self._generations.problem, self._wrong_clock))],
             "silent_since_s": self._agree.silent_since_s,
             "requests_of_a_round": sum(self._requests.values()),
         }
@@ -308,10 +297,42 @@ class FollowedLogs:
         if found is None and self._clocks_s is None:
             raise NotYetError("no node tells its time: logs are read once one does")
         self.clocks = found or self.clocks
-        self._troubles.pop("clocks", None)
-        if self.clocks.error_ms > MOST_ERROR_MS:
-            self._troubles["clocks"] = _WRONG_CLOCK.format(self.clocks.worst, self.clocks.error_ms / 1000)
+        is_far_off = self.clocks.error_ms > MOST_ERROR_MS
+        self._wrong_clock = _WRONG_CLOCK.format(self.clocks.worst, self.clocks.error_ms / 1000) if is_far_off else ""
         self._clocks_s = time.monotonic()
+
+    def _lookback_ms(self, now_ms: int) -> int:
+        return now_ms - 1000 * self._config.scylla.lookback_s
+
+    def _needed(self, plan: SyncPlan, positions: Mapping[str, Position], now_ms: int) -> dict[Streams, Needed]:
+        """Return which generations are needed, by all tables that share them."""
+        found: dict[Streams, Needed] = {}
+        for table_id in {*(one.table_id for one in plan.tables), *positions}:
+            table = self._schema.tables.get(table_id)
+            if table is None or not isinstance(self._schema.log_of(table), TableSchema):
+                continue
+            try:
+                streams = self._streams_of(table)
+            except NO_ANSWER:
+                continue  # the same error names the table where its log is looked at
+            position, other = positions.get(table_id), found.get(streams, Needed(now_ms))
+            from_ms = self._needed_from_ms(table_id, position, now_ms)
+            known = position.known if position is not None else ()
+            found[streams] = Needed(min(from_ms, other.from_ms), other.known.union(known))
+        return found
+
+    def _needed_from_ms(self, table_id: str, position: Position | None, now_ms: int) -> int:
+        """Return the write time from which on something of a table's log may be read, ms since the epoch."""
+        if position is None:
+            noted = log_begins_ms(self._store, table_id)
+            from_ms = self._lookback_ms(now_ms) if noted is None else noted
+        elif position.has_ended:  # if its log is there again, it begins where somebody has looked last
+            looks_ms = (self._unwatched_since_ms, self._seen_ms, self._back_ms.get(table_id))
+            from_ms = min((look_ms for look_ms in looks_ms if look_ms is not None), default=now_ms) - PLAN_MS
+        else:
+            near = position.near
+            from_ms = min(position.unread_from_ms, near.ended_ms if near.next_ms is None else near.next_ms)
+        return from_ms - self._config.scylla.near_reach_ms - SLOT_MS - ARRIVAL_MARGIN_MS
 
     def _table(self, table_id: str, base: TableSchema, ends_ms: int | None) -> FollowedTable:
         name = base.full_name
@@ -338,7 +359,7 @@ class FollowedLogs:
             staged = StagedTable(version, by_arrival, ring)
             followed = FollowedLog(staged, log_table_of(version.table, log, is_on=is_on), ttl_s, log.table_id)
             streams = self._streams_of(now)
-            generations = self._generations_of(streams)
+            generations = self._generations.of(streams)
         except (TableVersionError, LogTableError) as error:
             return unreadable(str(error))
         except NO_ANSWER as error:
@@ -346,7 +367,9 @@ class FollowedLogs:
         if not generations:
             return unreadable("no generation of CDC streams is published")
         is_own = streams.table is not None
-        requests = {one.time_ms: self._requests_of(streams, one, None if is_own else ring) for one in generations}
+        requests = {
+            one.time_ms: self._generations.requests(streams, one, None if is_own else ring) for one in generations
+        }
         self._requests[table_id] = len(requests[generations[-1].time_ms])
         return FollowedTable(
             *(table_id, name, followed, generations, requests, is_own, ends_ms), keys=followed.log.key_names
@@ -408,65 +431,6 @@ class FollowedLogs:
         found = known[1]
         return found if found.table is None else Streams((table.keyspace, table.name))
 
-    def _generations_of(self, streams: Streams) -> tuple[Generation, ...]:
-        """Read the generations that are new, once in a look. One without streams is read again: they may come later."""
-        if streams in self._looked:
-            return self._looked[streams]
-        if streams in self._unread:
-            raise self._unread[streams]
-        try:
-            times = self._described_times(streams)
-        except NO_ANSWER as error:
-            self._unread[streams] = error  # not to be asked for each table
-            raise
-        self._generations = {key: one for key, one in self._generations.items() if key[0] != streams or key[1] in times}
-        found = self._looked[streams] = tuple(self._generations[streams, time_ms] for time_ms in times)
-        if found and not found[-1].ranges:
-            self._empty.add(found[-1].time_ms)
-        return found
-
-    def _described_times(self, streams: Streams) -> list[int]:
-        """Read the generations that are new. Return the times of all, without those that cannot be read and that nobody
-        has noticed yet: they may wait."""
-        times = self._times_of(streams)
-        for place, time_ms in enumerate(times):
-            known = self._generations.get((streams, time_ms))
-            if known is not None and known.ranges:
-                continue
-            try:
-                self._generations[streams, time_ms] = read_generation(self._session, streams, time_ms)
-            except NO_ANSWER as error:
-                if not place or not self._noticed.isdisjoint(times[place:]):
-                    raise
-                self._troubles["generations"] = _NO_GENERATIONS.format(error)
-                return times[:place]
-        return times
-
-    def _times_of(self, streams: Streams) -> list[int]:
-        """Read when generations begin; those that are known if that cannot be read: what is logged meanwhile to a new
-        one is read again as soon as it is known."""
-        looked_s, times = self._times.get(streams, (-math.inf, []))
-        now_s = time.monotonic()
-        # With tablets each table has its own.
-        if streams.table is not None and now_s - looked_s < TIMES_EVERY_S:
-            return times
-        try:
-            times = read_times(self._session, streams)
-        except NO_ANSWER as error:
-            if not times:
-                raise
-            self._troubles["generations"] = _NO_GENERATIONS.format(error)
-            return times
-        self._times[streams] = now_s, times
-        return times
-
-    def _requests_of(self, streams: Streams, generation: Generation, ring: RankedRing | None) -> Requests:
-        key = (streams, generation.time_ms, ring.ring.digest if ring else "")
-        known = self._grouped.get(key)
-        if known is None or known[0] is not generation:
-            known = self._grouped[key] = generation, grouped(generation, ring)
-        return known[1]
-
     def _ring_of(self, keyspace: str) -> RankedRing | None:
         assert self._plan is not None
         if keyspace not in self._rings:
@@ -478,10 +442,6 @@ class FollowedLogs:
         return self._rings[keyspace]
 
 
-_NO_GENERATIONS = (
-    "new generations of CDC streams are not seen, since system_distributed cannot be read at QUORUM: rows of theirs "
-    "will be late: {}"
-)
 _WRONG_CLOCK = (
     "the clock of node {} is {:,.0f} s from the others' (median): rows that it takes may be missed, and times to live "
     "be wrong. Set it, then cdcservice verify"

@@ -31,7 +31,12 @@ from ringsync.status import age_s, read_status
 from ringsync.steps import loop
 from ringsync.steps.application import Application, ExitCode, Report, StepError, driver_host, spark_is_gone
 from ringsync.steps.own_keyspace import create_state
-from ringsync.steps.scylla.followed_logs import UNREADABLE_MS, FollowedLogs, FollowedTable, NotYetError
+from ringsync.steps.scylla.followed_logs import (
+    UNREADABLE_MS,
+    FollowedLogs,
+    FollowedTable,
+    NotYetError,
+)
 from ringsync.steps.scylla.log_task import LogResult, LogTask, LogWork, TableResult
 from ringsync.steps.scylla.log_work import Planned, plan_end, plan_work
 from ringsync.steps.scylla.positions import read_positions
@@ -44,6 +49,10 @@ STATUS = "log"
 """Name of the loop's status."""
 
 LONGEST_REST_MS = 5_000
+
+CYCLE_S = 20
+"""Seconds of requests, at ``scylla.queries_per_s``, that a cycle has at most, unless a single table needs more: a
+longer cycle would look like a loop that hangs."""
 
 LONGEST_WAIT_MS, REST = 60_000, 10
 """Longest time after which a table that fails is tried again; of a sweep, so many times what a try takes, if that is
@@ -85,13 +94,15 @@ def run(application: Application) -> tuple[Report, ExitCode]:
     errors = ErrorTable(session, config.state.keyspace, store, config.sync.max_errors_per_hour)
     patience = loop.Patience(lambda: spark_is_gone(spark.sparkContext))
     run_s = loop.seconds_left(config.sync.run_s, application.options.until, time.time())
-    with ControlServer(host=driver_host(spark.sparkContext)) as control:
+    host, queries_per_s = driver_host(spark.sparkContext), config.scylla.queries_per_s
+    with ControlServer(host=host, requests_per_s=queries_per_s) as control:
         control.watch_limits(store, application.run, cluster_limits(config))
         stager = LogStager(config, store, session, spark.sparkContext, control, errors)
         error = None
-        for _ in loop.cycles(store, run_s, config.sync.poll_interval_ms / 1000):
-            error = patience.tried(stager.cycle)
-            loop.put_status(store, "scylla_log_stage", STATUS, {**stager.status(), "error": error or stager.waits})
+        with loop.SignOfLife(store, "scylla_log_stage", STATUS, lambda: None, {"logs": {}, "error": None}) as life:
+            for _ in loop.cycles(store, run_s, config.sync.poll_interval_ms / 1000):
+                error = patience.tried(stager.cycle)
+                life.say({**stager.status(), "error": error or stager.waits})
     report = {**stager.report(), **({"error": error} if error else {})}
     return report, ExitCode.COMPLETED_WITH_ERRORS if error or stager.is_failing else ExitCode.OK
 
@@ -189,7 +200,7 @@ class LogStager:
             for table in tables
             if table.log is None
         ]
-        due = [one for one in planned if one.is_due]
+        due = self._affordable([one for one in planned if one.is_due])
         if due or ended or seen:
             results = self._run(read, [work for one in due for work in one.works], newest)
             altered = self._followed.have_changed(read) if results else set()
@@ -230,6 +241,18 @@ class LogStager:
         resting = [kind for kind in get_args(Kind) if self._rests(table.table_id, kind, now_ms)]
         rules = self._followed.rules(table, position.ttls_s)
         return plan_work(table, position, place, cluster_ms, rules, resting=resting)
+
+    def _affordable(self, due: Sequence[Planned]) -> list[Planned]:
+        """Return the tables that are read in this cycle, one at least. The next cycle begins with another table."""
+        left = self._config.scylla.queries_per_s * CYCLE_S
+        first = self._number % max(1, len(due))
+        chosen: list[Planned] = []
+        for one in (*due[first:], *due[:first]):
+            if chosen and len(one.works) > left:
+                break
+            chosen.append(one)
+            left -= len(one.works)
+        return chosen
 
     def _is_given_up(self, table: FollowedTable) -> bool:
         """Tell whether a table that has left the sync could not be read for so long that its end is told as a gap."""
