@@ -74,10 +74,10 @@ def tell_load(requests: int, tables: int, scylla: Scylla) -> list[str]:
     said = f"{requests:,} requests ask the streams of {tables:,} tables once: {round_s:,.0f} s at scylla.queries_per_s"
     if round_s <= window_s:
         return [f"{said} ({scylla.queries_per_s:,})"]
+    wanted = math.ceil(requests / window_s)
     return [
-        f"warning: {said} ({scylla.queries_per_s:,}), so changes come that much later. For windows of "
-        f"{window_s:,.0f} s (scylla.window_ms) set it to {math.ceil(requests / window_s):,} if the cluster bears that, or leave tables "
-        "out (sync.exclude)"
+        f"warning: {said} ({scylla.queries_per_s:,}), so changes come that much later. For windows of scylla.window_ms "
+        f"set it to {wanted:,} if the cluster bears that, or leave tables out (sync.exclude)"
     ]
 
 
