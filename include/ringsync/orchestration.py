@@ -46,7 +46,9 @@ LOOP_PRIORITY = 100
 LOOP_REST_S = 30.0
 """Seconds for which a loop that failed for good keeps its run open: ``@continuous`` starts the next run at once."""
 LOOP_GRACE_S = 300.0
-"""Seconds that a loop may take to end after ``sync.run_s``; then it hangs."""
+"""Seconds that a loop without Spark may take to end after ``sync.run_s``; then it hangs."""
+SPARK_LOOP_GRACE_S = 1800.0
+"""The same of a loop with Spark, whose last cycle may be the large one of a backlog."""
 
 
 def _task_arguments(pool: str, priority: int, retries: int, delay_s: float) -> dict[str, Any]:
@@ -124,7 +126,8 @@ class SparkApplication:
             return None
         section, name = self.bound.split(".")
         value = float(getattr(getattr(config, section), name))
-        return value + LOOP_GRACE_S if self.loop else 3600 * value
+        grace_s = SPARK_LOOP_GRACE_S if self.driver_memory else LOOP_GRACE_S
+        return value + grace_s if self.loop else 3600 * value
 
     @property
     def run(self) -> str:
@@ -195,13 +198,20 @@ UNTIL = _UNTIL + "{{ (dag_run.start_date.timestamp() + run_s) | int }}"
 """Time when all loops of a DAG run end, seconds since the epoch. Without it, a loop that was killed and started again
 would go on alone, and the next run of all loops would wait for it. ``run_s`` is a macro of the DAG."""
 
-BUCKET_CLOSE = SparkApplication("bucket_close", (UNTIL,), driver_memory="1g", lean=True, of_table=False, loop=True)
-SCYLLA_LOG_STAGE = SparkApplication(
-    "scylla_log_stage", (UNTIL,), driver_memory="1g", lean=True, of_table=False, loop=True
+
+def _loop(name: str, *options: str, driver_memory: str = "1g", queue: str | None = None) -> SparkApplication:
+    return SparkApplication(
+        *(name, options, driver_memory), lean=True, of_table=False, loop=True, queue=queue, bound="sync.run_s"
+    )
+
+
+BUCKET_CLOSE = _loop("bucket_close", UNTIL)
+SCYLLA_LOG_STAGE = _loop("scylla_log_stage", UNTIL)
+OUT_OF_SEQUENCE = _loop("out_of_sequence")
+SCHEMA_UPDATE = _loop("schema_update", driver_memory="512m")
+REPLICA_MERGE = SparkApplication(
+    "replica_merge", (option("table"),), driver_memory="2g", of_table=False, bound="replica.task_timeout_h"
 )
-OUT_OF_SEQUENCE = SparkApplication("out_of_sequence", (), driver_memory="1g", lean=True, of_table=False, loop=True)
-SCHEMA_UPDATE = SparkApplication("schema_update", (), driver_memory="512m", lean=True, of_table=False, loop=True)
-REPLICA_MERGE = SparkApplication("replica_merge", (option("table"),), driver_memory="2g", of_table=False)
 
 
 def sstable_snapshot(queue: str) -> SparkApplication:
@@ -214,16 +224,12 @@ def sstable_snapshot(queue: str) -> SparkApplication:
 
 def commitlog_stage(queue: str) -> SparkApplication:
     """Return the application that reads the logs of a queue's nodes."""
-    return SparkApplication(
-        "commitlog_stage", (UNTIL,), driver_memory="1g", lean=True, of_table=False, loop=True, queue=queue
-    )
+    return _loop("commitlog_stage", UNTIL, queue=queue)
 
 
 def commitlog_archive(queue: str) -> SparkApplication:
     """Return the application that archives the logs of a queue's nodes. It is a plain process, without Spark."""
-    return SparkApplication(
-        "commitlog_archive", (), driver_memory="", of_table=False, loop=True, queue=queue, bound="sync.run_s"
-    )
+    return _loop("commitlog_archive", driver_memory="", queue=queue)
 
 
 _OF_BACKFILL = "dag_run.run_type == 'backfill'"
@@ -419,6 +425,7 @@ _AFTER_TIMEOUT = {
     "raise the setting, or sstable.megabytes_per_s. Run the bootstrap again, which copies what is missing",
     "commitlog_archive": "The next try goes on where it was. Nodes may lack room: see cdcservice status",
 }
+_LOOP_STUCK = "The next try goes on where it was; at what it was stuck is in cdcservice status"
 _SLOW_OR_STUCK = "If it was only slow, raise the setting; run it again, which goes on where it stopped"
 
 
@@ -428,7 +435,7 @@ def explain_timeout(application: SparkApplication, longest_s: float) -> Failure:
     :param longest_s: so long it was allowed to take, s
     """
     told = f"{longest_s / 3600:g} h" if longest_s >= 3600 else f"{longest_s:g} s"
-    advice = _AFTER_TIMEOUT.get(application.name, _SLOW_OR_STUCK)
+    advice = _AFTER_TIMEOUT.get(application.name, _LOOP_STUCK if application.loop else _SLOW_OR_STUCK)
     return Failure(
         f"it did not end in {told} ({application.bound}), and was stopped: the end of its output, above, shows for "
         f"what it waited. {advice} [{application.name}: stopped]",

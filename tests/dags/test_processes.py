@@ -42,13 +42,14 @@ def test_a_process_without_spark(
     assert reported == [f"reports/commitlog_archive/{RUN}.default.json"]
 
 
-def test_no_task_of_bootstraps_and_archives_runs_for_ever(bag: Any) -> None:
+def test_no_task_that_starts_something_runs_for_ever(bag: Any) -> None:
+    loop = 2 / 3  # sync.run_s, and half an hour to end
     hours = {
         **{"prepare": 168, "snapshot_default": 24, "scan": 168, "drain": 168, "verify": 168, "snapshots_ended": None},
-        **{"reprocess": 24, "archive": 0.25},  # sync.run_s, and five minutes to end
+        **{"reprocess": 24, "merge": 24, "archive": 0.25},  # sync.run_s, and five minutes to end
+        **dict.fromkeys(("stage_default", "close", "stage", "publish", "update"), loop),
     }
-    dags = ("bootstrap_table", "replica_verify", "archive_reprocess", "commitlog_archive")
-    tasks = [task for dag_id in dags for task in bag.dags[dag_id].tasks]
+    tasks = [task for dag in bag.dags.values() for task in dag.tasks if task.task_id not in ("look", "watch")]
     assert {task.task_id for task in tasks} == hours.keys()
     for task in tasks:
         longest = task.execution_timeout
@@ -110,3 +111,39 @@ def test_an_application_that_hangs_is_stopped(bag: Any, tmp_path: Path, monkeypa
         task.execute({})
     assert task._hook._submit_sp.wait(5) == -9
     assert not reports, "what hangs may be the store, which the report is in, too"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent")
+def test_a_driver_ends_with_its_jvm(tmp_path: Path) -> None:
+    """Airflow's operator kills spark-submit only. What it has started must not work on, whatever it waits for."""
+    conf = tmp_path / "ringsync.yaml"
+    conf.write_text(f"server_name: x\ncassandra: {{contact_points: [127.0.0.1]}}\nstore: {{url: {tmp_path}}}\n")
+    driver = tmp_path / "driver.py"
+    driver.write_text(
+        "import sys, time\nfrom ringsync.steps.application import run_application\n"
+        "def step(_):\n    print('working', flush=True)\n    time.sleep(600)\n"
+        f"run_application('x', '', step, ['--conf', {str(conf)!r}, '--run', 'r'], of_table=False)\n"
+    )
+    jvm = tmp_path / "jvm.py"
+    jvm.write_text(
+        f"import subprocess, sys\nchild = subprocess.Popen([sys.executable, {str(driver)!r}], stdout=subprocess.PIPE)\n"
+        "print(child.pid, child.stdout.readline().decode().strip(), flush=True)\nchild.wait()\n"
+    )
+    environment = {**os.environ, "PYSPARK_GATEWAY_PORT": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen([sys.executable, str(jvm)], stdout=subprocess.PIPE, text=True, env=environment) as parent:
+        assert parent.stdout is not None
+        pid, said = parent.stdout.readline().split()
+        assert said == "working"
+        parent.kill()
+    deadline_s = time.monotonic() + 10
+    while _is_alive(int(pid)):
+        assert time.monotonic() < deadline_s, "it works on without its JVM"
+        time.sleep(0.05)
+
+
+def _is_alive(pid: int) -> bool:
+    """Whether a process runs; one that has ended may still be waited for."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

@@ -15,6 +15,7 @@ from cassandra.cluster import NoHostAvailable
 
 from ringsync.cluster import session
 from ringsync.cluster.session import ClusterError, UnreachableError
+from ringsync.config import ConfigError
 from ringsync.ledger.layout import LayoutError
 from ringsync.orchestration import explain_failure
 from ringsync.service.expected import Expected
@@ -26,6 +27,8 @@ from ringsync.steps.application import ExitCode, Report, StepError
 from ringsync.steps.close import bucket_close
 from ringsync.steps.late import out_of_sequence
 from ringsync.steps.loop import (
+    MAX_FAILURES,
+    REFUSED_S,
     AwayError,
     Patience,
     SignOfLife,
@@ -274,8 +277,42 @@ def test_nobody_waits_for_the_cluster_when_its_run_is_over(
     times = SimpleNamespace(monotonic=lambda: clock[0], time=lambda: 1_000.0 + clock[0])
     monkeypatch.setattr(loop, "time", times)
     with pytest.raises(UnreachableError):
-        connect_patiently(settings, until, sleep=sleep)
+        connect_patiently(lambda: settings, until, sleep=sleep)
     assert clock[0] == seconds
+
+
+def test_secrets_and_certificates_that_are_just_being_replaced_end_no_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither at its begin, nor in a cycle; a file that stays away is told in the end, as what it is."""
+    gone: list[Exception] = [
+        ConfigError("cassandra.password: cannot read the secret's file"),
+        ClusterError("cannot read the TLS file ca.pem (cassandra.tls)"),
+        ClusterError("the cluster refused user ringsync"),
+    ]
+
+    def settings() -> Any:
+        if gone and isinstance(gone[0], ConfigError):
+            raise gone.pop(0)
+
+    def connect(_: Any) -> Any:
+        if gone:
+            raise gone.pop(0)
+        return "session"
+
+    monkeypatch.setattr(loop, "connect", connect)
+    slept: list[float] = []
+    assert connect_patiently(settings, sleep=slept.append) == "session"
+    assert slept == [REFUSED_S] * 3
+
+    def cycle() -> None:
+        raise ConfigError("kafka.password: cannot read the secret's file")
+
+    patience = Patience()
+    assert [patience.tried(cycle) for _ in range(MAX_FAILURES - 1)][-1]
+    assert patience.tried(lambda: None) is None
+    for _ in range(MAX_FAILURES - 1):
+        patience.tried(cycle)
+    with pytest.raises(ConfigError, match=r"kafka\.password"):
+        patience.tried(cycle)
 
 
 _BAD = 'Failed to authenticate to 10.0.0.2:9042: Error from server: code=0100 [Bad credentials] message="{}"'
@@ -294,7 +331,8 @@ _BAD = 'Failed to authenticate to 10.0.0.2:9042: Error from server: code=0100 [B
 def test_a_cluster_that_cannot_check_a_password_is_away(
     monkeypatch: pytest.MonkeyPatch, said: str, raised: type[Exception]
 ) -> None:
-    """As while a node with the replica of ``system_auth`` restarts; only a wrong password stays wrong."""
+    """As while a node with the replica of ``system_auth`` restarts. A wrong password may be replaced, too, but if not
+    it is told as what it is."""
     causes = {
         "10.0.0.1:9042": ConnectionRefusedError(111, "Connection refused"),
         "10.0.0.2:9042": AuthenticationFailed(_BAD.format(said)),
@@ -316,6 +354,6 @@ def test_a_cluster_that_cannot_check_a_password_is_away(
     times = SimpleNamespace(monotonic=lambda: clock[0], time=lambda: 1_000.0 + clock[0])
     monkeypatch.setattr(loop, "time", times)
     with pytest.raises(raised, match="ringsync") as told, starts_again():
-        connect_patiently(settings, 1_060.0, sleep=sleep)
-    assert sum(waited) == (60 if raised is AwayError else 0)
+        connect_patiently(lambda: settings, 1_060.0, sleep=sleep)
+    assert sum(waited) == 60
     assert raised is ClusterError or said in str(told.value)

@@ -233,6 +233,7 @@ class Replica(Section):
     deletion_vectors: bool = True
     merge_interval_s: Annotated[float, Field(gt=0)] = 1800.0
     merge_rows_fraction: Annotated[float, Field(gt=0, le=1)] = 0.01
+    task_timeout_h: Annotated[float, Field(gt=0)] = 24.0
 
 
 BootstrapMode = Literal["token_range", "sstable"]

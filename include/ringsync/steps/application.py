@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
+import os
 import re
+import signal
 import sys
 import time
 import traceback
@@ -100,6 +103,8 @@ def run_application(
     parser.add_argument("--run", required=True, type=_run_id, metavar="ID", help="id of the run")
     options(parser)
     arguments = parser.parse_args(argv)
+    if GATEWAY in os.environ:
+        end_with_parent()
     try:
         config = load_config(arguments.conf)
         patterns = parse_table_patterns(arguments.table) if of_table else ()
@@ -109,6 +114,23 @@ def run_application(
         return _run(application.of(patterns[0].name) if is_one else application, step)
     except (ConfigError, ValueError, StorageError) as error:
         return _fail(str(error), ExitCode.FATAL)
+
+
+GATEWAY = "PYSPARK_GATEWAY_PORT"
+"""Variable that spark-submit sets for the driver's Python process, which it starts."""
+
+_PR_SET_PDEATHSIG = 1
+
+
+def end_with_parent() -> None:
+    """Let Linux kill this process as soon as the JVM of spark-submit ends that started it, killed or not: without it,
+    a driver that Airflow has stopped would go on with whatever needs no JVM (man 2 prctl)."""
+    if sys.platform != "linux":
+        return
+    parent = os.getppid()
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it has ended in between
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _run(application: Application, step: Callable[[Application], tuple[Report, ExitCode]]) -> ExitCode:

@@ -16,7 +16,7 @@ from typing import Any
 
 from cassandra.cluster import Session
 
-from ringsync.cluster.session import ClusterSettings, UnreachableError, connect
+from ringsync.cluster.session import ClusterError, ClusterSettings, UnreachableError, connect
 from ringsync.config import ConfigError
 from ringsync.state.session import StateUnavailableError
 from ringsync.status import STOP_KEY, read_status
@@ -25,6 +25,9 @@ from ringsync.storage.port import ObjectStore, StorageError, UnavailableError
 
 PATIENCE_S = 120.0
 """Longest time that a loop waits for the cluster when it begins; the wait is part of the loop's time."""
+
+REFUSED_S = 10.0
+"""Pause after a refused login, or a file that cannot be read."""
 
 MAX_FAILURES = 30
 """Failed cycles in a row that end the loop."""
@@ -115,7 +118,7 @@ def starts_again() -> Iterator[None]:
 class Patience:
     """Lets a loop survive failed cycles: nodes, brokers and stores go away and return.
 
-    A :class:`StepError` or a wrong configuration ends the loop at once: trying again does not help.
+    A :class:`StepError` ends the loop at once: trying again does not help.
 
     :param is_over: called after a failure; True: this process cannot work any more, e.g. its Spark has ended
     """
@@ -129,14 +132,17 @@ class Patience:
 
         :returns: its error; None: it did not fail
         :raises AwayError: after :data:`MAX_FAILURES` failures in a row, or at once if the process cannot work any more
+        :raises ConfigError: it was so each time; a secret's file that is just being replaced is there a moment later
         """
         try:
             cycle()
-        except (StepError, ConfigError):
+        except StepError:
             raise
         except Exception as error:
             self._failures += 1
             message = f"{type(error).__name__}: {error}"
+            if self._failures >= MAX_FAILURES and isinstance(error, ConfigError):
+                raise
             if self._failures >= MAX_FAILURES or self._is_over():
                 raise AwayError(f"{self._failures} cycles in a row failed, the last: {message[:2000]}") from error
             print(f"ringsync: warning: a cycle failed, it is tried again: {message[:2000]}", flush=True)
@@ -146,22 +152,25 @@ class Patience:
 
 
 def connect_patiently(
-    settings: ClusterSettings, until: float | None = None, sleep: Callable[[float], None] = time.sleep
+    settings: Callable[[], ClusterSettings], until: float | None = None, sleep: Callable[[float], None] = time.sleep
 ) -> Session:
-    """Connect to a cluster that may be away for a moment; a wrong password or certificate fails at once.
+    """Connect to a cluster that may be away for a moment, by secrets and TLS files that may just be being replaced.
 
+    :param settings: reads the secrets
     :param until: time when the loop ends, seconds since the epoch; None: wait for :data:`PATIENCE_S`
     :raises ClusterError: one of its subclasses
+    :raises ConfigError: a secret cannot be read
     """
     deadline = time.monotonic() + seconds_left(PATIENCE_S, until, time.time())
     while True:
         try:
-            return connect(settings)
-        except UnreachableError as error:
+            return connect(settings())
+        except (ClusterError, ConfigError) as error:
             if time.monotonic() >= deadline:
                 raise
             print(f"ringsync: warning: {error}", flush=True)
-            sleep(2.0)
+            # A login that is refused again and again would fill the nodes' logs.
+            sleep(2.0 if isinstance(error, UnreachableError) else REFUSED_S)
 
 
 def is_stopped(store: ObjectStore) -> bool:

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import ringsync
 from ringsync.cluster.node import Node, NodeSchema, node_schema, one_node
@@ -61,7 +62,7 @@ def run(application: Application) -> tuple[Report, ExitCode]:
     config, store = application.config, application.store
     check_layout(store)
     sink = sink_of(config)
-    session = connect_patiently(cluster_settings(config))
+    session = connect_patiently(partial(cluster_settings, config))
     create_state(session, config)
     copy = SchemaHistory(session, config.state.keyspace)
     updater = SchemaUpdater(

@@ -80,7 +80,7 @@ def run(application: Application) -> tuple[Report, ExitCode]:
     if waiting or again:
         spark = spark_session(f"archive_reprocess {application.run}", master=f"local[{config.sync.stage_cores}]")
         start_workers(spark.sparkContext, "ringsync.steps.stage.stage_task")
-        session = connect_patiently(cluster_settings(config))
+        session = connect_patiently(partial(cluster_settings, config))
         create_state(session, config)
         errors = ErrorTable(session, config.state.keyspace, store, config.sync.max_errors_per_hour)
         reprocessor = Reprocessor(application, session, spark.sparkContext, errors.put)

@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from threading import Timer
 from typing import Any
 
@@ -68,7 +69,7 @@ def run(application: Application) -> tuple[Report, ExitCode]:
     spark = spark_session(f"bucket_close {application.run}")
     tasks = ("ringsync.steps.close.close_task", "ringsync.steps.passes.replica_task")
     loop.start_workers(spark.sparkContext, "deltalake", *tasks)
-    session = loop.connect_patiently(cluster_settings(config), application.options.until)
+    session = loop.connect_patiently(partial(cluster_settings, config), application.options.until)
     with (
         ControlServer(host=driver_host(spark.sparkContext)) as control,
         SinkFeed(store, sink_of(config)) as feed,

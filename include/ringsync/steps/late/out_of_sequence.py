@@ -7,6 +7,7 @@ published before are dropped. Rows wait in the queue if a replica that is down m
 from __future__ import annotations
 
 import time
+from functools import partial
 
 from ringsync.cluster.control import ControlServer
 from ringsync.ledger.layout import check_layout
@@ -33,7 +34,7 @@ def run(application: Application) -> tuple[Report, ExitCode]:
     """
     config, store = application.config, application.store
     check_layout(store)
-    session = connect_patiently(cluster_settings(config))
+    session = connect_patiently(partial(cluster_settings, config))
     create_state(session, config)
     end = time.monotonic() + config.sync.run_s
     patience, written_s = Patience(), 0.0

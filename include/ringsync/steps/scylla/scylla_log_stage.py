@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, get_args
 
 import pyarrow as pa
@@ -84,7 +85,7 @@ def run(application: Application) -> tuple[Report, ExitCode]:
     check_layout(store)
     spark = spark_session(f"scylla_log_stage {application.run}")
     loop.start_workers(spark.sparkContext, "ringsync.steps.scylla.log_task")
-    session = loop.connect_patiently(cluster_settings(config), application.options.until)
+    session = loop.connect_patiently(partial(cluster_settings, config), application.options.until)
     if not is_scylla(session):
         raise StepError(
             "this cluster is no ScyllaDB: its commit logs are read by the DAG commitlog_sync; cdcservice start"

@@ -10,6 +10,9 @@ holds a token, and ``staging/nodes/<host id>`` has the token of the node's newes
 left from an earlier folder of its node, and is removed. Cassandra ignores files that are not named like a segment
 (C: CommitLogSegmentManagerCDC).
 
+Two workers may read each other's node, each with one claim in its folder. Then most rows of a log are of token ranges
+that its node does not replicate (:func:`not_its_own`).
+
 Nor can two stores share a node: what one has read, it removes. And a store that was not mounted looks like a new one.
 So a claim of which the store knows nothing is another store's, and stays.
 """
@@ -29,6 +32,9 @@ from ringsync.storage.port import ChecksumError, NotFoundError, ObjectStore, Sto
 
 _PREFIX = "ringsync-claim."
 _PLACES = "staging/nodes/"
+
+MANY_FOREIGN_ROWS = 100
+"""With fewer rows of other nodes' token ranges nothing is said of a folder."""
 
 
 class ForeignClaimError(Exception):
@@ -178,4 +184,19 @@ def other_claims(
         f"nodes {nodes} claim the same folder {folder}, which can be of one of them only: have each read on its own "
         "host (sync.queue_of_node), or under a path of its own (cdc_raw_directory); of a node that is not read any "
         f"more remove {_PREFIX}<host id> there"
+    )
+
+
+def not_its_own(folder: Path | None, counts: Mapping[str, int]) -> str | None:
+    """Tell why a folder is probably another node's. After a move of token ranges a log has some rows of ranges that its
+    node does not replicate any more; half of all is no such move. With as many nodes as replicas nothing shows.
+
+    :param counts: rows that were staged, by outcome
+    """
+    foreign, staged = counts.get("foreign", 0), counts.get("staged", 0)
+    if foreign < MANY_FOREIGN_ROWS or 2 * foreign < staged:
+        return None
+    return (
+        f"{foreign:,} of {staged:,} rows in {folder} are of token ranges that this node does not replicate: is it "
+        "another node's folder? Check which host's worker has the queue of each node (sync.queue_of_node)"
     )

@@ -83,7 +83,7 @@ def run(application: Application) -> tuple[Report, ExitCode]:
     master = f"local[{config.sync.stage_cores}]"
     spark = spark_session(f"commitlog_stage {application.options.queue} {application.run}", master=master)
     start_workers(spark.sparkContext, "ringsync.steps.stage.stage_task")
-    session = connect_patiently(cluster_settings(config), application.options.until)
+    session = connect_patiently(partial(cluster_settings, config), application.options.until)
     if is_scylla(session):
         raise StepError("this cluster is ScyllaDB: its CDC logs are read by the DAG scylla_sync; cdcservice start")
     create_state(session, config)

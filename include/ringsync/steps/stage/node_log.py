@@ -21,6 +21,7 @@ from ringsync.ledger.finished_segments import REMEMBERED_S, SegmentIds, finished
 from ringsync.ledger.gaps import get_unread
 from ringsync.ledger.staging import NOTHING, Bucket, StageCommit, Written, commit_keys, get_commit, together
 from ringsync.steps.application import StepError
+from ringsync.steps.stage.claims import not_its_own
 from ringsync.steps.stage.rights import REMEDY, what_is_refused
 from ringsync.steps.stage.stage_task import Staged, StageWork
 from ringsync.steps.stage.synced_part import COMPLETE, SyncedPart, synced_part
@@ -437,6 +438,7 @@ class NodeLog:
         last = max(self.ends, default=max(self.finished, default=None))
         doubts = [self.doubts[identity].reason for identity in sorted(self.doubts)]
         more = f" (and {len(doubts) - 1} other segments)" if len(doubts) > 1 else ""
+        other = not_its_own(self.folder, self.counts)
         return {
             "endpoint": self.endpoint,
             "folder": str(self.folder) if self.folder else None,
@@ -452,7 +454,7 @@ class NodeLog:
             "is_read": self.error is None and self.failure is None,
             "empties": self.error is None and self.failure is None and self.refused is None,
             "refused": self.refused,
-            "error": self.error or self.failure or self.refused or (f"{doubts[0]}{more}" if doubts else None),
+            "error": self.error or self.failure or self.refused or (f"{doubts[0]}{more}" if doubts else other),
         }
 
 

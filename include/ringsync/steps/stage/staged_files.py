@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -102,7 +102,7 @@ class StagedFiles:
         self._tables = {bytes.fromhex(one): number for number, one in enumerate(ids) if one not in left_out}
         self._held_up = {bytes.fromhex(one) for one in held_up - left_out}
         self._waiting: dict[tuple[int, int], list[pa.RecordBatch]] = defaultdict(list)
-        self._rows = self._of_dropped = self._too_old = 0
+        self._rows = self._of_dropped = self._too_old = self._foreign = 0
         self.blocks: list[staging.Block] = []
         self.late: list[str] = []
         self.held_up: frozenset[str] = frozenset()
@@ -139,7 +139,7 @@ class StagedFiles:
             self._waiting[bucket_of_table].append(part)
 
     def finish(self) -> dict[str, int]:
-        """Write everything, and count the rows."""
+        """Write everything, and count the rows; those are ``foreign``, too, that the node does not replicate."""
         counts: Counter[str] = Counter(staged=0, late=0, repeated=0, of_dropped_tables=self._of_dropped)
         counts.update(too_old=self._too_old)
         batches: list[pa.RecordBatch] = []
@@ -168,7 +168,8 @@ class StagedFiles:
             self._store.put(key, data)
             for place, (table, bucket, halves, tokens) in zip(places, described, strict=True):
                 self.blocks.append(self._block(place, table, bucket, halves, tokens))
-        return {"rows": self._rows, **counts, "not_cdc": self._rows - sum(counts.values())}
+        not_cdc = self._rows - sum(counts.values())
+        return {"rows": self._rows, **counts, "not_cdc": not_cdc, "foreign": self._foreign}
 
     def _block(
         self,
@@ -181,7 +182,15 @@ class StagedFiles:
         agreed, version = self._to.is_agreed, table.version
         ring = table.ring.ring.digest if table.ring and not agreed else ""
         sums = range_sums(table.ring, tokens, halves) if table.ring and not agreed else ()
+        self._foreign += _foreign_rows(self._to.node, table.ring, sums) if table.ring else 0
         return staging.Block(place, version.table_id, version.number, bucket, len(tokens), ring, sums, agreed)
+
+
+def _foreign_rows(node: str, ring: RankedRing, sums: Iterable[tuple[int, int, int, int]]) -> int:
+    """Count the rows of token ranges that a node of the ring does not replicate."""
+    if node not in ring.nodes:
+        return 0  # it has left: it replicates nothing any more
+    return sum(rows for number, rows, *_ in sums if all(host.id != node for host in ring.hosts[number]))
 
 
 def range_sums(
