@@ -142,7 +142,9 @@ class Sync:
         )
         versions = [version_of(self.store, table) for table in TABLES]
         followed = tuple(SyncTable(version, "t", True) for version in versions)
-        rings = {table.keyspace: Replication("SimpleStrategy", (("", 1),)) for table in TABLES}
+        rings = {
+            table.keyspace: Replication("SimpleStrategy", (("", 2),)) for table in TABLES
+        }  # each node has all rows
         self.hosts: tuple[Host, ...] = (HOST,)
         self.former: tuple[FormerHost, ...] = ()
 
