@@ -142,9 +142,7 @@ class Sync:
         )
         versions = [version_of(self.store, table) for table in TABLES]
         followed = tuple(SyncTable(version, "t", True) for version in versions)
-        rings = {
-            table.keyspace: Replication("SimpleStrategy", (("", 2),)) for table in TABLES
-        }  # each node has all rows
+        rings = {table.keyspace: Replication("SimpleStrategy", (("", 2),)) for table in TABLES}
         self.hosts: tuple[Host, ...] = (HOST,)
         self.former: tuple[FormerHost, ...] = ()
 

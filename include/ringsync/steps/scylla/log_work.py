@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import get_args
 from uuid import UUID
@@ -203,6 +203,22 @@ def plan_work(
 def plan_end(table: FollowedTable, position: Position, rules: Rules) -> Planned:
     """Plan the end of a table that has lost its log, with all that was not read of it."""
     return Planned(table, position, rules, table.ends_ms, ())
+
+
+def affordable(due: Sequence[Planned], most: int, first: int) -> list[Planned]:
+    """Return the tables that are read in one cycle: as many as fit, one at least.
+
+    :param most: number of requests
+    :param first: number of the cycle: the next one begins with another table
+    """
+    first %= max(1, len(due))
+    chosen: list[Planned] = []
+    for planned in (*due[first:], *due[:first]):
+        if chosen and len(planned.works) > most:
+            break
+        chosen.append(planned)
+        most -= len(planned.works)
+    return chosen
 
 
 def _described(end_ms: int | None, position: Position, table: FollowedTable) -> int | None:

@@ -39,7 +39,7 @@ from ringsync.steps.scylla.followed_logs import (
     NotYetError,
 )
 from ringsync.steps.scylla.log_task import LogResult, LogTask, LogWork, TableResult
-from ringsync.steps.scylla.log_work import Planned, plan_end, plan_work
+from ringsync.steps.scylla.log_work import Planned, affordable, plan_end, plan_work
 from ringsync.steps.scylla.positions import read_positions
 from ringsync.steps.stage.staged_files import Windows
 from ringsync.steps.sync_plan import SyncPlan, interval_at, plan_of
@@ -201,7 +201,8 @@ class LogStager:
             for table in tables
             if table.log is None
         ]
-        due = self._affordable([one for one in planned if one.is_due])
+        most = self._config.scylla.queries_per_s * CYCLE_S
+        due = affordable([one for one in planned if one.is_due], most, self._number)
         if due or ended or seen:
             results = self._run(read, [work for one in due for work in one.works], newest)
             altered = self._followed.have_changed(read) if results else set()
@@ -242,18 +243,6 @@ class LogStager:
         resting = [kind for kind in get_args(Kind) if self._rests(table.table_id, kind, now_ms)]
         rules = self._followed.rules(table, position.ttls_s)
         return plan_work(table, position, place, cluster_ms, rules, resting=resting)
-
-    def _affordable(self, due: Sequence[Planned]) -> list[Planned]:
-        """Return the tables that are read in this cycle, one at least. The next cycle begins with another table."""
-        left = self._config.scylla.queries_per_s * CYCLE_S
-        first = self._number % max(1, len(due))
-        chosen: list[Planned] = []
-        for one in (*due[first:], *due[:first]):
-            if chosen and len(one.works) > left:
-                break
-            chosen.append(one)
-            left -= len(one.works)
-        return chosen
 
     def _is_given_up(self, table: FollowedTable) -> bool:
         """Tell whether a table that has left the sync could not be read for so long that its end is told as a gap."""
