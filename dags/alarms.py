@@ -12,8 +12,9 @@ once. The configured notifiers are told when an alarm is raised, and again when 
 **To re-run.** Nothing to do: Airflow starts a killed task again after five seconds, and the next run begins by itself.
 What was not told yet is told then.
 
-**When it fails.** The configuration is wrong, or names a notifier that cannot be made: the task's log says which. A
-notifier that fails is tried again at each look, and `cdcservice status` names it.
+**When it fails.** The configuration is wrong, and never was right on this host. If it was, the last good one is used,
+and that is an alarm. A notifier that fails or cannot be made is tried again at each look, holds up no other, and
+`cdcservice status` names it.
 """
 
 from __future__ import annotations

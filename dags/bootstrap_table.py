@@ -31,7 +31,6 @@ from airflow.sdk import DAG, Param
 from ringsync_process import ProcessOperator
 from ringsync_spark import SparkApplicationOperator
 
-from ringsync.config import load_config
 from ringsync.orchestration import (
     BOOTSTRAP_DRAIN,
     BOOTSTRAP_PARAMETERS,
@@ -40,12 +39,12 @@ from ringsync.orchestration import (
     NO_SNAPSHOT,
     OWNER,
     REPLICA_VERIFY,
-    config_path,
+    known_config,
     safe_run_id,
     sstable_snapshot,
 )
 
-CONFIG = load_config(config_path())
+CONFIG = known_config()
 
 with DAG(
     "bootstrap_table",

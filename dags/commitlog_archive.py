@@ -14,7 +14,8 @@ changes the asset `ringsync_archive`; then the DAG `archive_reprocess` reads wha
 **To re-run.** Nothing to do: Airflow starts a killed task again after five seconds, and the next run begins by itself.
 
 **When it fails.** Exit code 1: a node has too little room, or its folder cannot be looked at; `cdcservice status` and
-docs/archive.md say what to do.
+docs/archive.md say what to do. While the configuration is wrong, it goes on with the last good one; while the object
+store is away, it waits.
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ from __future__ import annotations
 from airflow.sdk import DAG, Asset
 from ringsync_process import ProcessOperator
 
-from ringsync.config import DEFAULT_QUEUE, load_config
+from ringsync.config import DEFAULT_QUEUE
 from ringsync.orchestration import (
     ARCHIVE_ASSET,
     LOOPS_SINCE,
     OWNER,
     archive_dag,
     commitlog_archive,
-    config_path,
+    known_config,
     safe_run_id,
 )
 
-SYNC = load_config(config_path()).sync
+SYNC = known_config().sync
 
 for queue in SYNC.queues:
     with DAG(

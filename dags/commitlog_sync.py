@@ -25,10 +25,9 @@ from __future__ import annotations
 from airflow.sdk import DAG
 from ringsync_spark import SparkApplicationOperator
 
-from ringsync.config import load_config
-from ringsync.orchestration import BUCKET_CLOSE, LOOPS_SINCE, OWNER, commitlog_stage, config_path, safe_run_id
+from ringsync.orchestration import BUCKET_CLOSE, LOOPS_SINCE, OWNER, commitlog_stage, known_config, safe_run_id
 
-SYNC = load_config(config_path()).sync
+SYNC = known_config().sync
 
 with DAG(
     "commitlog_sync",

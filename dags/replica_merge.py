@@ -24,15 +24,14 @@ from datetime import timedelta
 from airflow.sdk import DAG, Param
 from ringsync_spark import SparkApplicationOperator
 
-from ringsync.config import load_config
-from ringsync.orchestration import MERGE_LOOK_S, MERGE_PARAMETERS, OWNER, REPLICA_MERGE, config_path, safe_run_id
+from ringsync.orchestration import MERGE_LOOK_S, MERGE_PARAMETERS, OWNER, REPLICA_MERGE, known_config, safe_run_id
 
 with DAG(
     "replica_merge",
     dag_display_name="Merge changes into replicas",
     description="Bring the newest images of changed rows into the replicas' bases",
     doc_md=__doc__,
-    schedule=timedelta(seconds=min(MERGE_LOOK_S, load_config(config_path()).replica.merge_interval_s)),
+    schedule=timedelta(seconds=min(MERGE_LOOK_S, known_config().replica.merge_interval_s)),
     catchup=False,
     max_active_runs=1,
     is_paused_upon_creation=True,

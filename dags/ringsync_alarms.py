@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from airflow.sdk import BaseOperator, Context
-from airflow.sdk.exceptions import AirflowFailException
 from airflow.sdk.module_loading import import_string
+from ringsync_bounds import rests
 from ringsync_tasks import prepare_environment
 
 from ringsync import orchestration
+from ringsync.config.last_good import what_is_wrong
 from ringsync.config.sections import Notifier
 
 
@@ -23,34 +25,31 @@ class AlarmOperator(BaseOperator):
         super().__init__(**orchestration.LOOP_ARGUMENTS, **kwargs)
 
     def execute(self, context: Context) -> None:
-        """Work for ``sync.run_s`` seconds.
+        """Work for ``sync.run_s`` seconds, with the last good configuration while it is wrong.
 
-        :raises AirflowFailException: the configuration is wrong, or names a notifier that is not there
+        :raises AirflowFailException: the configuration is wrong, and never was right on this host
         """
         from ringsync.service.alarms import watch
         from ringsync.wiring import store_of
 
-        try:
-            config = prepare_environment(None)
-            notifiers = [_Notify(notifier, context) for notifier in config.alarms.notifiers]
-        except AirflowFailException:
-            time.sleep(orchestration.LOOP_REST_S)
-            raise
-        raised = watch(config, store_of(config), notifiers)
+        with rests(loop=True):
+            config = prepare_environment(["airflow"], lasting=True)
+        notifiers = [partial(_make, notifier, context) for notifier in config.alarms.notifiers]
+        raised = watch(config, store_of(config), notifiers, wrong=lambda: what_is_wrong(orchestration.config_path()))
         self.log.info("%d alarms are raised", raised)
 
 
-class _Notify:
-    """A notifier of the configuration. A new one is made for each alarm: Airflow renders templates in place."""
+def _make(notifier: Notifier, context: Context) -> Callable[[Any], None]:
+    """Make a notifier of the configuration.
 
-    def __init__(self, notifier: Notifier, context: Context) -> None:
-        self._context, self._arguments = context, notifier.arguments
-        try:
-            self._make = import_string(notifier.name)
-            self._make(**self._arguments)
-        except Exception as error:  # a notifier may refuse its arguments in any way
-            raise AirflowFailException(f"configuration: alarms.notifiers: {notifier.name}: {error}") from None
+    :returns: what tells it of an alarm, with a new one for each: Airflow renders templates in place
+    :raises UnmadeError: there is none of this name, or it refuses its arguments
+    """
+    from ringsync.service.telling import UnmadeError
 
-    def __call__(self, alarm: Any) -> None:
-        """Tell of an alarm."""
-        self._make(**self._arguments)({**self._context, "alarm": alarm})
+    try:
+        make = import_string(notifier.name)
+        make(**notifier.arguments)
+    except Exception as error:  # a notifier may refuse its arguments in any way
+        raise UnmadeError(f"{notifier.name} ({type(error).__name__})") from error
+    return lambda alarm: make(**notifier.arguments)({**context, "alarm": alarm})

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from airflow.sdk import BaseOperator, Context
-from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException, AirflowTaskTimeout
-from ringsync_bounds import end, stopped, task_arguments
+from airflow.sdk.exceptions import AirflowSkipException, AirflowTaskTimeout
+from ringsync_bounds import end, error_of, rests, stopped, task_arguments
 from ringsync_tasks import prepare_environment, send_report
 
 from ringsync import orchestration
@@ -51,27 +51,27 @@ class ProcessOperator(BaseOperator):
         """
         if self.skip_if:
             raise AirflowSkipException(self.skip_if)
-        config, started = prepare_environment(None), time.time()
-        command = [sys.executable, self.path, *orchestration.given(self.arguments)]
-        said: deque[str] = deque(maxlen=LAST_LINES)
-        # No `with`, which would wait for a process that cannot be ended.
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        try:
-            for line in self._process.stdout or ():
-                self.log.info(line.rstrip())
-                said.append(line)
-            code = self._process.wait()
-        except AirflowTaskTimeout:
-            end(self._process, self.log)
-            raise stopped(self.application, self.execution_timeout) from None
-        finally:
-            if self._process.stdout:
-                self._process.stdout.close()
-        send_report(config, self.report, started, self.log)
-        if code:
-            output = f"Error code is: {code}.\n{''.join(said)}"
-            failure = orchestration.explain_failure(self.application.name, output)
-            raise (AirflowException if failure.may_retry else AirflowFailException)(failure.message)
+        app = self.application
+        with rests(app.loop):
+            config, started = prepare_environment(app.secrets, lasting=app.lasting), time.time()
+            command = [sys.executable, self.path, *orchestration.given(self.arguments)]
+            said: deque[str] = deque(maxlen=LAST_LINES)
+            # No `with`, which would wait for a process that cannot be ended.
+            self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            try:
+                for line in self._process.stdout or ():
+                    self.log.info(line.rstrip())
+                    said.append(line)
+                code = self._process.wait()
+            except AirflowTaskTimeout:
+                end(self._process, self.log)
+                raise stopped(app, self.execution_timeout) from None
+            finally:
+                if self._process.stdout:
+                    self._process.stdout.close()
+            send_report(config, self.report, started, self.log)
+            if code:
+                raise error_of(orchestration.explain_failure(app.name, f"Error code is: {code}.\n{''.join(said)}"))
 
     def on_kill(self) -> None:
         """End the process when the task is stopped in Airflow."""

@@ -9,7 +9,7 @@ from typing import Any
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 from airflow.sdk import Context
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException, AirflowTaskTimeout
-from ringsync_bounds import stopped, task_arguments
+from ringsync_bounds import error_of, rests, stopped, task_arguments
 from ringsync_tasks import prepare_environment, send_report
 
 from ringsync import orchestration
@@ -55,13 +55,12 @@ class SparkApplicationOperator(SparkSubmitOperator):
             raise AirflowSkipException(self.skip_if)
         self.application_args = orchestration.given(self.application_args or [])
         try:
-            self._run(context)
+            with rests(self.loop):
+                self._run(context)
         except AirflowTaskTimeout:
             self.on_kill()
             raise stopped(self.spark, self.execution_timeout) from None
         except AirflowFailException:
-            if self.loop:
-                time.sleep(orchestration.LOOP_REST_S)
             raise
         except Exception as error:
             if orchestration.is_over(self.application_args, time.time()):
@@ -69,11 +68,12 @@ class SparkApplicationOperator(SparkSubmitOperator):
             raise
 
     def _run(self, context: Context) -> None:
-        config, started, failure = prepare_environment(self._conn_id), time.time(), None
+        config = prepare_environment(self.spark.secrets, spark_connection=self._conn_id)
+        started, failure = time.time(), None
         try:
             super().execute(context)
         except AirflowException as error:
             failure = orchestration.explain_failure(self.spark.name, str(error))
         send_report(config, self.report, started, self.log)  # not after a timeout: its store may hang, too
         if failure is not None:
-            raise (AirflowException if failure.may_retry else AirflowFailException)(failure.message)
+            raise error_of(failure)

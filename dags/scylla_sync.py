@@ -25,8 +25,7 @@ from __future__ import annotations
 from airflow.sdk import DAG
 from ringsync_spark import SparkApplicationOperator
 
-from ringsync.config import load_config
-from ringsync.orchestration import BUCKET_CLOSE, LOOPS_SINCE, OWNER, SCYLLA_LOG_STAGE, config_path, safe_run_id
+from ringsync.orchestration import BUCKET_CLOSE, LOOPS_SINCE, OWNER, SCYLLA_LOG_STAGE, known_config, safe_run_id
 
 with DAG(
     "scylla_sync",
@@ -41,7 +40,7 @@ with DAG(
     is_paused_upon_creation=True,
     tags=["ringsync", "sync"],
     default_args={"owner": OWNER},
-    user_defined_macros={"safe_run_id": safe_run_id, "run_s": load_config(config_path()).sync.run_s},
+    user_defined_macros={"safe_run_id": safe_run_id, "run_s": known_config().sync.run_s},
 ):
     SparkApplicationOperator(task_id="stage", spark=SCYLLA_LOG_STAGE)
     SparkApplicationOperator(task_id="close", spark=BUCKET_CLOSE)

@@ -18,7 +18,12 @@ def _options(parser: argparse.ArgumentParser) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    return run_application("commitlog_archive", __doc__, commitlog_archive.run, argv, options=_options, of_table=False)
+    return run_application(
+        *("commitlog_archive", __doc__, commitlog_archive.run, argv),
+        options=_options,
+        of_table=False,
+        lasting=True,
+    )
 
 
 if __name__ == "__main__":

@@ -84,7 +84,8 @@ def test_connections_of_all_passwords_are_handed_on(tmp_path: Path) -> None:
     cassandra = {"contact_points": ["a"], **login("cluster")}
     kafka = {"bootstrap_servers": ["b:1"], "serialisation": "json", "sasl_mechanism": "PLAIN", **login("broker")}
     config = load_config(written(tmp_path, {**MINIMAL, "cassandra": cassandra, "kafka": kafka}))
-    assert config.airflow_connections() == ("cluster", "broker")
+    assert config.airflow_connections("cassandra", "kafka") == ("cluster", "broker")
+    assert config.airflow_connections("cassandra", "airflow") == ("cluster",)
     client = {"token_url": "https://t/token", "client_id": "c", "client_secret": {"airflow_connection": "client"}}
     for registry, connection in (
         (login("registry"), "registry"),
@@ -93,7 +94,7 @@ def test_connections_of_all_passwords_are_handed_on(tmp_path: Path) -> None:
     ):
         kafka = {**OAUTH, "oauth": client, "schema_registry_url": "https://r", "schema_registry_login": registry}
         config = load_config(written(tmp_path, {**MINIMAL, "kafka": kafka}))
-        assert sorted(config.airflow_connections()) == sorted(("client", connection))
+        assert sorted(config.airflow_connections("cassandra", "kafka")) == sorted(("client", connection))
 
 
 def test_deletions_are_expanded_where_it_is_said(tmp_path: Path) -> None:

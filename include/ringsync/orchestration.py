@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -82,6 +82,18 @@ def config_path() -> str:
     return os.environ.get("RINGSYNC_CONFIG") or str(PROJECT / "config" / "ringsync.yaml")
 
 
+def known_config() -> Any:
+    """Return the configuration, or the last good one: a typo must not take the DAGs out of Airflow. Tasks read the file
+    again.
+
+    :returns: a :class:`ringsync.config.Config`
+    :raises ConfigError: the file is wrong, and never was right on this host
+    """
+    from ringsync.config.last_good import load_last_good
+
+    return load_last_good(config_path())[0]
+
+
 @dataclass(frozen=True)
 class SparkApplication:
     """One Spark application, as it is submitted.
@@ -94,6 +106,9 @@ class SparkApplication:
     :ivar of_table: whether a run is for the tables of the parameter ``table``
     :ivar loop: whether it works for some minutes, and can be killed and started again at any time
     :ivar queue: name of the queue whose workers can run it; None: any
+    :ivar lasting: whether it goes on with the last good configuration while ``ringsync.yaml`` is wrong, and without
+        secrets that cannot be had
+    :ivar secrets: sections of the configuration whose secrets it uses
     :ivar bound: name of the setting that says how long a try of its tasks may take, hours, or seconds of a loop; empty:
         as long as it needs
     """
@@ -105,6 +120,8 @@ class SparkApplication:
     of_table: bool = True
     loop: bool = False
     queue: str | None = None
+    lasting: bool = False
+    secrets: tuple[str, ...] = ("cassandra", "kafka")
     bound: str = ""
 
     @property
@@ -218,7 +235,11 @@ def sstable_snapshot(queue: str) -> SparkApplication:
     """Return the application that takes the snapshots of a queue's nodes. It is a plain process, without Spark."""
     of_run = "--bootstrap-run={{ safe_run_id(run_id) }}"
     return SparkApplication(
-        "sstable_snapshot", (of_run,), driver_memory="", queue=queue, bound="sstable.task_timeout_h"
+        *("sstable_snapshot", (of_run,)),
+        driver_memory="",
+        queue=queue,
+        secrets=("cassandra",),
+        bound="sstable.task_timeout_h",
     )
 
 
@@ -229,7 +250,7 @@ def commitlog_stage(queue: str) -> SparkApplication:
 
 def commitlog_archive(queue: str) -> SparkApplication:
     """Return the application that archives the logs of a queue's nodes. It is a plain process, without Spark."""
-    return _loop("commitlog_archive", driver_memory="", queue=queue)
+    return replace(_loop("commitlog_archive", driver_memory="", queue=queue), lasting=True, secrets=("cassandra",))
 
 
 _OF_BACKFILL = "dag_run.run_type == 'backfill'"
@@ -268,11 +289,10 @@ def nothing_archived() -> str:
 
     :raises StorageError: the object store cannot be asked
     """
-    from ringsync.config import load_config
     from ringsync.ledger.archive import is_waiting
     from ringsync.wiring import store_of
 
-    return "" if is_waiting(store_of(load_config(config_path()))) else "no archived commit log waits"
+    return "" if is_waiting(store_of(known_config())) else "no archived commit log waits"
 
 
 Parameter = dict[str, Any]

@@ -45,7 +45,7 @@ def execute(self, context):
 def executed(self, context):
     # A real process, which waits for ever, and Airflow's own clock.
     module = sys.modules[type(self).__module__]
-    module.prepare_environment = lambda _: None
+    module.prepare_environment = lambda *_, **__: None
     self.path, self.arguments, self.skip_if = hangs, [], ""
     return processes(self, context)
 

@@ -118,7 +118,7 @@ def test_no_try_of_a_loop_holds_up_the_next_run_of_all(
     module = sys.modules[type(task).__module__]
     over = 1795234800  # --until
     monkeypatch.setattr(module, "time", SimpleNamespace(time=lambda: over + seconds, sleep=lambda _: None))
-    monkeypatch.setattr(module, "prepare_environment", lambda _: None)
+    monkeypatch.setattr(module, "prepare_environment", lambda *_, **__: None)
     monkeypatch.setattr(module, "send_report", lambda *_: None)
     monkeypatch.setattr(SparkSubmitOperator, "execute", fail)
     with pytest.raises(AirflowException) as raised:
@@ -353,8 +353,6 @@ class Writes(BaseNotifier):
 @pytest.fixture
 def watching(bag: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Run the task of the DAG ``alarms`` once, with notifiers."""
-    module = sys.modules[type(bag.dags["alarms"].get_task("watch")).__module__]
-    monkeypatch.setattr(module, "time", SimpleNamespace(sleep=lambda _: None))
     monkeypatch.setenv("RINGSYNC_CONFIG", str(tmp_path / "ringsync.yaml"))
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "ours_for_alarms.py").write_text(NOTIFIER)
@@ -387,19 +385,22 @@ def test_any_notifier_of_airflow_is_told(watching: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments"),
+    ("name", "arguments", "error"),
     [
-        ("nowhere.Writes", {}),
-        ("ours_for_alarms.Reads", {}),
-        ("ours_for_alarms.Writes", {"a": 1}),
-        ("ours_for_alarms.Writes", {"path": "p", "text": ""}),
+        ("nowhere.Writes", {}, "ModuleNotFoundError"),
+        ("ours_for_alarms.Reads", {}, "ImportError"),
+        ("ours_for_alarms.Writes", {"a": 1}, "TypeError"),
+        ("ours_for_alarms.Writes", {"path": "p", "text": ""}, "ValueError"),
     ],
 )
-def test_a_notifier_that_cannot_be_made_is_named(watching: Any, name: str, arguments: dict[str, Any]) -> None:
-    from airflow.sdk.exceptions import AirflowFailException
-
-    with pytest.raises(AirflowFailException, match=rf"^configuration: alarms\.notifiers: {name}: "):
-        watching([{"name": name, "arguments": arguments}])
+def test_a_notifier_that_cannot_be_made_is_named_and_the_others_are_told(
+    watching: Any, tmp_path: Path, name: str, arguments: dict[str, Any], error: str
+) -> None:
+    good = {"name": "ours_for_alarms.Writes", "arguments": {"path": str(tmp_path / "told"), "text": "{{ alarm.kind }}"}}
+    watching([{"name": name, "arguments": arguments}, good])
+    assert f"{RUN}: airflow-away\n" in (tmp_path / "told").read_text()
+    (problem,) = json.loads((tmp_path / "lake/status/alarms/alarms.json").read_text())["problems"]
+    assert problem.startswith(f"notifier 0 (alarms.notifiers) cannot be made: {name} ({error}); ")
 
 
 def test_steps_come_in_order(bag: Any) -> None:

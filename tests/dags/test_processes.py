@@ -23,7 +23,8 @@ def test_a_process_without_spark(
 
     task = rendered(bag, "commitlog_archive", "archive", {})
     module = sys.modules[type(task).__module__]
-    monkeypatch.setattr(module, "prepare_environment", lambda _: None)
+    monkeypatch.setattr(module, "prepare_environment", lambda *_, **__: None)
+    monkeypatch.setattr("ringsync.orchestration.LOOP_REST_S", 0.0)
     reported: list[str] = []
     monkeypatch.setattr(module, "send_report", lambda _, key, *__: reported.append(key))
     script = tmp_path / "application.py"
@@ -73,7 +74,7 @@ def test_a_process_that_hangs_is_stopped(
 
     task = rendered(bag, dag_id, task_id, conf)
     module, bounds = sys.modules[type(task).__module__], sys.modules["ringsync_bounds"]
-    monkeypatch.setattr(module, "prepare_environment", lambda _: None)
+    monkeypatch.setattr(module, "prepare_environment", lambda *_, **__: None)
     monkeypatch.setattr(bounds, "END_S", 0.5)
     script = tmp_path / "application.py"
     ignores = "" if ends == "at once" else "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
@@ -102,7 +103,7 @@ def test_an_application_that_hangs_is_stopped(bag: Any, tmp_path: Path, monkeypa
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     task = rendered(bag, "bootstrap_table", "prepare", {"table": "shop.orders"})
     module = sys.modules[type(task).__module__]
-    monkeypatch.setattr(module, "prepare_environment", lambda _: None)
+    monkeypatch.setattr(module, "prepare_environment", lambda *_, **__: None)
     reports: list[object] = []
     monkeypatch.setattr(module, "send_report", lambda *about: reports.append(about))
     task.execution_timeout = timedelta(seconds=3)

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,13 +16,13 @@ import yaml
 
 from ringsync.cli import main
 from ringsync.config import Config, load_config
-from ringsync.ledger.alarms import Active, Alarm, forget_before, get_active, history
+from ringsync.ledger.alarms import Active, Alarm, forget_before, get_active, history, raised_now
 from ringsync.ledger.gaps import Gap, note_gap, note_verified
 from ringsync.service import telling
 from ringsync.service.alarms import Watch, watch
 from ringsync.service.look import look
 from ringsync.service.problem import Kind, Problem
-from ringsync.service.telling import MOST_REFUSALS, MOST_UNTOLD
+from ringsync.service.telling import MOST_REFUSALS, MOST_UNTOLD, Maker, Notify, UnmadeError
 from ringsync.status import read_statuses
 from ringsync.steps.loop import put_status
 from ringsync.storage import open_store
@@ -51,9 +52,13 @@ class Told(list[str]):
         self.append(f"{alarm.kind} {'cleared' if alarm.cleared_ms else 'raised'}")
 
 
+def making(*notifiers: Notify) -> list[Maker]:
+    return [partial(lambda notify: notify, notify) for notify in notifiers]
+
+
 def test_a_problem_that_lasts_is_raised_and_cleared(store: ObjectStore) -> None:
     told = Told()
-    watching = Watch(store, [told], MINUTE)
+    watching = Watch(store, making(told), MINUTE)
     for second in (0, 30):
         watching.look([FAILING], NOON + second * 1000)
         assert (told, watching.raised) == ([], [])
@@ -70,7 +75,7 @@ def test_a_problem_that_lasts_is_raised_and_cleared(store: ObjectStore) -> None:
 
 def test_a_problem_that_passes_is_told_to_nobody(store: ObjectStore) -> None:
     told = Told()
-    watching = Watch(store, [told], MINUTE)
+    watching = Watch(store, making(told), MINUTE)
     for minute in range(0, 10, 2):
         watching.look([FAILING], NOON + minute * MINUTE)
         watching.look([], NOON + (minute + 1) * MINUTE)
@@ -79,15 +84,15 @@ def test_a_problem_that_passes_is_told_to_nobody(store: ObjectStore) -> None:
 
 def test_what_is_critical_is_raised_at_once(store: ObjectStore) -> None:
     told = Told()
-    Watch(store, [told], MINUTE).look([FAILING, LOST], NOON)
+    Watch(store, making(told), MINUTE).look([FAILING, LOST], NOON)
     assert told == ["segments-lost raised"]
 
 
 def test_a_task_goes_on_with_what_the_one_before_has_known(store: ObjectStore) -> None:
     told = Told()
-    Watch(store, [told], MINUTE).look([LOST], NOON)
-    Watch(store, [told], MINUTE).look([LOST], NOON + 5 * MINUTE)
-    last = Watch(store, [told], MINUTE)
+    Watch(store, making(told), MINUTE).look([LOST], NOON)
+    Watch(store, making(told), MINUTE).look([LOST], NOON + 5 * MINUTE)
+    last = Watch(store, making(told), MINUTE)
     for minute in (7, 8):
         last.look([], NOON + minute * MINUTE)
     assert told == ["segments-lost raised", "segments-lost cleared"]
@@ -98,13 +103,13 @@ def test_a_task_goes_on_with_what_the_one_before_has_known(store: ObjectStore) -
 def test_a_notifier_that_fails_is_told_later_and_in_order(store: ObjectStore) -> None:
     mail, chat = Told(), Told()
     mail.failure = OSError("connection refused")
-    watching = Watch(store, [mail, chat], MINUTE)
+    watching = Watch(store, making(mail, chat), MINUTE)
     watching.look([LOST], NOON)
     watching.look([], NOON + MINUTE)
     assert (mail, chat) == ([], ["segments-lost raised", "segments-lost cleared"])
     assert watching.problems == ["notifier 0 (alarms.notifiers) fails (OSError); 2 notifications wait"]
     mail.failure = None
-    after_a_restart = Watch(store, [mail, chat], MINUTE)
+    after_a_restart = Watch(store, making(mail, chat), MINUTE)
     after_a_restart.look([], NOON + 2 * MINUTE)
     assert mail == chat == ["segments-lost raised", "segments-lost cleared"]
     assert after_a_restart.problems == []
@@ -114,7 +119,7 @@ def test_a_notifier_that_fails_is_told_later_and_in_order(store: ObjectStore) ->
 def test_what_waits_for_a_notifier_is_bounded_and_what_is_critical_stays(store: ObjectStore) -> None:
     mail, chat = Told(), Told()
     mail.failure = OSError("https://hooks.example.org/secret")
-    watching = Watch(store, [mail, chat], 0)
+    watching = Watch(store, making(mail, chat), 0)
     many = [replace(FAILING, where=f"shop.t{number}") for number in range(MOST_UNTOLD)]
     watching.look([LOST, *many, replace(LOST, where="node b")], NOON)
     waited(lambda: len(chat) == MOST_UNTOLD)
@@ -143,7 +148,7 @@ def test_a_notification_that_is_refused_holds_up_no_other(store: ObjectStore) ->
             raise ValueError("413")
         told.append(alarm.where)
 
-    watching = Watch(store, [picky], 0)
+    watching = Watch(store, making(picky), 0)
     for number in range(MOST_REFUSALS + 1):
         found = [
             replace(LOST, where="node too long"),
@@ -158,7 +163,7 @@ def test_a_notifier_that_hangs_holds_up_nobody(store: ObjectStore, monkeypatch: 
     monkeypatch.setattr(telling, "JOIN_S", 0.05)
     monkeypatch.setattr(telling, "HANGS_S", 0.2)
     release, chat = threading.Event(), Told()
-    watching = Watch(store, [lambda alarm: bool(release.wait(30)) or None, chat], 0)
+    watching = Watch(store, making(lambda alarm: bool(release.wait(30)) or None, chat), 0)
     watching.look([LOST], NOON)
     time.sleep(0.3)
     watching.look([], NOON + 1)
@@ -168,9 +173,67 @@ def test_a_notifier_that_hangs_holds_up_nobody(store: ObjectStore, monkeypatch: 
     waited(lambda: not watching.problems)
 
 
+def test_a_notifier_that_cannot_be_made_is_named_at_the_first_look_and_holds_up_nobody(store: ObjectStore) -> None:
+    """The task failed, so nobody was told of anything."""
+    chat, mail, is_there = Told(), Told(), list[bool]()
+
+    def make() -> Notify:
+        if not is_there:
+            raise UnmadeError("nowhere.Writes (ModuleNotFoundError)") from ModuleNotFoundError("token=s3cret")
+        return mail
+
+    def refuse() -> Notify:
+        raise SystemExit("https://hooks.example.org/s3cret")
+
+    watching = Watch(store, [make, refuse, *making(chat)], MINUTE)
+    watching.look([], NOON)
+    waits = "cannot be made: {}; {} notifications wait"
+    assert watching.problems == [
+        "notifier 0 (alarms.notifiers) " + waits.format("nowhere.Writes (ModuleNotFoundError)", 0),
+        "notifier 1 (alarms.notifiers) " + waits.format("SystemExit", 0),
+    ]
+    watching.look([LOST], NOON + 1)
+    assert chat == ["segments-lost raised"]
+    assert watching.problems[0].endswith("1 notifications wait")
+    is_there.append(True)
+    watching.look([LOST], NOON + 2)
+    assert mail == ["segments-lost raised"]
+    assert len(watching.problems) == 1
+    assert b"s3cret" not in b"".join(store.get(one.key) for one in store.list())
+
+
+def test_a_notifier_that_hangs_while_it_is_made_holds_up_nobody(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(telling, "JOIN_S", 0.05)
+    monkeypatch.setattr(telling, "HANGS_S", 0.2)
+    release, chat = threading.Event(), Told()
+    watching = Watch(store, [lambda: release.wait(30) and chat, *making(chat)], 0)  # type: ignore[list-item]
+    watching.look([LOST], NOON)
+    assert chat == ["segments-lost raised"]
+    time.sleep(0.3)
+    assert "has not answered for 0 s; 1 notifications wait" in watching.problems[0]
+    release.set()
+    waited(lambda: not watching.problems)
+
+
+def test_a_wrong_configuration_is_an_alarm_while_the_last_good_one_is_used(conf: Path, store: ObjectStore) -> None:
+    clock = [0.0]
+
+    def sleep(slept: float) -> None:
+        clock[0] += slept
+
+    conf.write_text(conf.read_text().replace("after_s: 25", "after_s: 0") + "sync: {run_s: 20}")
+    for error in ("ringsync.yaml: kafca: unknown key", ""):
+        clock[0] = time.time()
+        watch(load_config(conf), store, [], wrong=partial(str, error), clock=partial(max, clock), sleep=sleep)
+        raised = [alarm.text for alarm in raised_now(store) if alarm.kind == "config-wrong"]
+        assert raised == [f"alarms/alarms: {error}"] * bool(error)
+
+
 def test_while_something_cannot_be_asked_its_alarms_stay(store: ObjectStore) -> None:
     told = Told()
-    watching = Watch(store, [told], MINUTE)
+    watching = Watch(store, making(told), MINUTE)
     owned = replace(FAILING, owner="bucket_close/close")
     watching.look([LOST, owned], NOON)
     watching.look([LOST, owned], NOON + MINUTE)
@@ -185,7 +248,7 @@ def test_while_something_cannot_be_asked_its_alarms_stay(store: ObjectStore) -> 
 
 def test_a_clock_that_goes_back_stops_nothing(store: ObjectStore) -> None:
     told = Told()
-    watching = Watch(store, [told], MINUTE)
+    watching = Watch(store, making(told), MINUTE)
     watching.look([FAILING], NOON)
     for second in (0, 30, 61, 125):
         watching.look([FAILING] if second < 61 else [], NOON - 60 * MINUTE + second * 1000)
@@ -199,7 +262,7 @@ def test_what_was_never_cleared_is_looked_up_again(store: ObjectStore) -> None:
     Watch(store, [], MINUTE).look([LOST, replace(LOST, where="node b")], NOON)
     store.put("alarms/active.json", b"{")
     told = Told()
-    watching = Watch(store, [told], MINUTE)
+    watching = Watch(store, making(told), MINUTE)
     watching.look([LOST], NOON + MINUTE)
     watching.look([LOST], NOON + 2 * MINUTE)
     assert told == ["segments-lost cleared"]
@@ -215,7 +278,7 @@ def test_problems_at_one_place_are_one_alarm_with_all_their_texts(store: ObjectS
 def test_without_the_store_alarms_are_told_from_memory(store: ObjectStore, tmp_path: Path) -> None:
     lake, told = tmp_path / "lake", Told()
     lake.write_text("a file where the store was")
-    watching = Watch(store, [told], MINUTE)
+    watching = Watch(store, making(told), MINUTE)
     watching.look([LOST], NOON)
     assert told == ["segments-lost raised"]
     lake.unlink()
@@ -301,7 +364,7 @@ def test_a_store_that_is_not_mounted_any_more_is_away_and_clears_nothing(conf: P
             (tmp_path / "lake").mkdir()
 
     short = config.model_copy(update={"sync": config.sync.model_copy(update={"run_s": 120})})
-    watch(short, store, [lambda alarm: told.append(alarm.summary())], clock=lambda: clock[0], sleep=sleep)
+    watch(short, store, making(lambda alarm: told.append(alarm.summary())), clock=lambda: clock[0], sleep=sleep)
     assert any("3 MB are free" in one for one in told)
     assert any("is it mounted?" in one for one in told)
     assert not [one for one in told if "cleared" in one], told

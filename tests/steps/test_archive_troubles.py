@@ -9,12 +9,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from ringsync.ledger.archive import READ, WAITING, archived
 from ringsync.ledger.gaps import get_unread
+from ringsync.steps.application import Application, ExitCode
 from ringsync.steps.archive import commitlog_archive
 from ringsync.steps.archive.archive_reprocess import Reprocessor
 from ringsync.steps.archive.commitlog_archive import ArchivedNode, Archiver
@@ -256,6 +258,46 @@ def test_a_folder_without_segments_may_not_be_mounted(raw: Path, store: LocalSto
     watch = archiver(store, Nodes({"a": raw}))
     watch.cycle()
     assert not watch.status()["a"]["empties"]
+
+
+class Away(LocalStore):
+    """A store that is away for some requests."""
+
+    def __init__(self, root: Path, requests: int) -> None:
+        super().__init__(root)
+        self.left = requests
+
+    def __getattribute__(self, name: str) -> Any:
+        method = super().__getattribute__(name)
+        if name not in ("put", "say", "get", "get_range", "stat", "list", "delete"):
+            return method
+
+        def asked(*given: Any, **named: Any) -> Any:
+            self.left -= 1
+            if self.left >= 0:
+                raise UnavailableError("gs://bucket: the service does not serve")
+            return method(*given, **named)
+
+        return asked
+
+
+@pytest.mark.parametrize("requests", [1, 2, 3, 5, 8, 13, 10**9])
+def test_a_store_that_is_away_at_the_start_is_waited_for(
+    raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, requests: int
+) -> None:
+    """The archive ended at once with exit code 3, and Airflow began again, back to back."""
+    files, store = fill(raw, 5), Away(tmp_path / "lake", requests)
+    settings = config(poll_interval_ms=10)
+    settings.sync.run_s = 1.0
+    monkeypatch.setattr(commitlog_archive, "_Cluster", lambda config: Nodes({"a": raw}))
+    monkeypatch.setattr(commitlog_archive, "ClearsAside", lambda *_: SimpleNamespace(clear=lambda: None))
+    monkeypatch.setattr(commitlog_archive, "ASK_EVERY_S", 0.1)
+    given = (settings, store, None, "run", SimpleNamespace(queue="default"))
+    report, code = commitlog_archive.run(Application("commitlog_archive", "conf", *given))  # type: ignore[arg-type]
+    if requests < 10**9:
+        assert (code, report["nodes"]["a"]["error"], report["segments"]) == (ExitCode.OK, None, 2)
+    else:
+        assert (code, [file.exists() for file in files]) == (ExitCode.COMPLETED_WITH_ERRORS, [True] * 6)
 
 
 def test_tidying_up_keeps_nobody_from_looking(raw: Path, store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:

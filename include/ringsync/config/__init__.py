@@ -60,10 +60,11 @@ class Config(Section):
             )
         return self
 
-    def airflow_connections(self) -> tuple[str, ...]:
-        """List the ids of the Airflow connections that hold secrets of the Spark applications."""
-        secrets = self.cassandra.secrets("cassandra") | (self.kafka.secrets("kafka") if self.kafka else {})
-        return tuple(secret.airflow_connection for secret in secrets.values() if secret.airflow_connection)
+    def airflow_connections(self, *sections: str) -> tuple[str, ...]:
+        """List the ids of the Airflow connections that hold secrets of some sections."""
+        used = {name: section for name in sections if (section := getattr(self, name)) is not None}
+        secrets = [secret for name, section in used.items() for secret in section.secrets(name).values()]
+        return tuple(secret.airflow_connection for secret in secrets if secret.airflow_connection)
 
 
 def load_config(path: str | Path) -> Config:
@@ -71,13 +72,28 @@ def load_config(path: str | Path) -> Config:
 
     :raises ConfigError: keys are wrong; the message names the file, every wrong key, and what to do
     """
-    path = Path(path)
+    return parse_config(read_config(path), path)
+
+
+def read_config(path: str | Path) -> str:
+    """Read the text of a configuration file.
+
+    :raises ConfigError: it cannot be read
+    """
     try:
-        text = path.read_text()
+        return Path(path).read_text()
     except OSError as error:
         raise ConfigError(f"{path}: cannot read the configuration: {error.strerror}") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: the configuration is not UTF-8 text") from None
+
+
+def parse_config(text: str, path: str | Path) -> Config:
+    """Validate the text of a configuration file.
+
+    :param path: of the file: relative paths in the text begin in its folder
+    :raises ConfigError: as :func:`load_config`
+    """
     try:
         document = yaml.safe_load(text)
     except yaml.YAMLError as error:
@@ -85,7 +101,7 @@ def load_config(path: str | Path) -> Config:
     if not isinstance(document, dict):
         raise ConfigError(f"{path}: the configuration must be a mapping of keys, see config/ringsync.yaml")
     try:
-        return Config.model_validate(document, context=path.resolve().parent)
+        return Config.model_validate(document, context=Path(path).resolve().parent)
     except ValidationError as error:
         problems = [_explain(problem) for problem in error.errors()]
         raise ConfigError("\n".join(f"{path}: {problem}" for problem in problems)) from None

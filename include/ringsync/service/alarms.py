@@ -17,7 +17,7 @@ from ringsync.metrics import write_prometheus
 from ringsync.service.expected import ALARMS
 from ringsync.service.look import Look, look
 from ringsync.service.problem import Kind, Problem
-from ringsync.service.telling import Notify, Teller
+from ringsync.service.telling import Maker, Teller
 from ringsync.status import Status
 from ringsync.steps.loop import put_status
 from ringsync.storage.port import ObjectStore, StorageError, UnavailableError
@@ -34,14 +34,14 @@ _STORE = "object store"
 class Watch:
     """All problems that are seen.
 
-    :param notifiers: whom to tell
+    :param notifiers: make those that are told; one that cannot be made holds up no other
     :param after_ms: how long a problem must last to be raised, and be gone to be cleared. Critical ones are raised at
         once
     """
 
-    def __init__(self, store: ObjectStore, notifiers: Sequence[Notify], after_ms: int) -> None:
+    def __init__(self, store: ObjectStore, notifiers: Sequence[Maker], after_ms: int) -> None:
         self._store, self._after_ms = store, after_ms
-        self._tellers = [Teller(f"notifier {n} (alarms.notifiers)", notify) for n, notify in enumerate(notifiers)]
+        self._tellers = [Teller(f"notifier {n} (alarms.notifiers)", make) for n, make in enumerate(notifiers)]
         self._seen: dict[tuple[str, str], Alarm] = {}
         self._unnoted: dict[str, Alarm] = {}
         self._is_known = False
@@ -155,8 +155,9 @@ def _all_of(same: Sequence[Problem]) -> Problem:
 def watch(
     config: Config,
     store: ObjectStore,
-    notifiers: Sequence[Notify],
+    notifiers: Sequence[Maker],
     *,
+    wrong: Callable[[], str] = str,
     clock: Callable[[], float] = time.time,
     sleep: Callable[[float], None] = time.sleep,
 ) -> int:
@@ -164,6 +165,7 @@ def watch(
 
     ``cdcservice stop`` does not end it.
 
+    :param wrong: tells what is wrong with the configuration, instead of which the last good one is used
     :param clock: seconds since the epoch
     """
     watching = Watch(store, notifiers, int(config.alarms.after_s * 1000))
@@ -176,7 +178,8 @@ def watch(
         seen = _look(config, store, clock(), gaps)
         watching.look(seen.problems, now_ms, seen.is_judge)
         _close(store, seen.gaps_over)
-        put_status(store, name, loop, {"raised": len(watching.raised), "problems": watching.problems})
+        told = {"raised": len(watching.raised), "problems": watching.problems, "config_error": wrong()}
+        put_status(store, name, loop, told)
         _put_metrics(config, {**seen.statuses, ALARMS: {"at_ms": now_ms}}, watching.raised)
         if clock() >= end:
             return len(watching.raised)

@@ -172,6 +172,8 @@ def _told(loop: str, status: Status) -> Iterator[Problem]:
     """Yield the problems that the status of a loop names."""
     if error := status.get("error"):
         yield Problem(Kind.LOOP_FAILING, loop, f"{loop}: {error}")
+    if error := status.get("config_error"):
+        yield Problem(Kind.CONFIG_WRONG, loop, f"{loop}: {error}")
     for told in status.get("problems", ()):
         yield Problem(_OF_LOOP.get(loop.partition("/")[0], Kind.LOOP_FAILING), loop, f"{loop}: {told}")
     if (busy := status.get("busy")) and (age := (status["at_ms"] - busy["since_ms"]) / 1000) > STALE_AFTER_S:

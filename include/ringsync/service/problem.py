@@ -37,6 +37,7 @@ class Kind(StrEnum):
     AIRFLOW_AWAY = "airflow-away"
     STORE_AWAY = "store-away"
     ALARMS_UNTOLD = "alarms-untold"
+    CONFIG_WRONG = "config-wrong"
 
 
 _CRITICAL = frozenset({Kind.SEGMENTS_LOST, Kind.CDC_RAW_FULL, Kind.LOG_GAP})

@@ -23,15 +23,24 @@ HANGS_S = 60.0
 Notify = Callable[[Alarm], None]
 """A notifier: it is told when an alarm was raised, and again when it was cleared. It raises what it likes."""
 
+Maker = Callable[[], Notify]
+"""Makes a notifier."""
+
+
+class UnmadeError(Exception):
+    """A notifier cannot be made. The message names it, without a secret; the cause has the details."""
+
 
 class Teller:
     """One notifier, and what it has not been told yet, in order.
 
     :param name: how messages name it
+    :param make: makes it, when it is told for the first time; if that fails, again at each look
     """
 
-    def __init__(self, name: str, notify: Notify) -> None:
-        self._name, self._notify = name, notify
+    def __init__(self, name: str, make: Maker) -> None:
+        self._name, self._make = name, make
+        self._notify: Notify | None = None
         self._waiting: deque[Alarm] = deque()
         self._refusals: Counter[Alarm] = Counter()
         self._given_up = 0
@@ -57,9 +66,9 @@ class Teller:
                 self._give_up(next((one for one in self._waiting if not one.is_critical), self._waiting[0]))
 
     def tell(self) -> None:
-        """Tell it what waits, unless it is still busy; wait a moment for it."""
+        """Make it, and tell it what waits, unless it is still busy; wait a moment for it."""
         if self._thread is None or not self._thread.is_alive():
-            if not self.waiting:
+            if self._notify is not None and not self.waiting:
                 return
             self._since_s = time.monotonic()
             self._thread = threading.Thread(target=self._tell_all, daemon=True)
@@ -71,17 +80,33 @@ class Teller:
         is_busy = self._thread is not None and self._thread.is_alive()
         if is_busy and (seconds := time.monotonic() - self._since_s) > HANGS_S:
             return f"{self._name} has not answered for {seconds:.0f} s; {len(self.waiting):,} notifications wait"
+        if self._failure and self._notify is None:
+            return f"{self._name} cannot be made: {self._failure}; {len(self.waiting):,} notifications wait"
         if self._failure:
             return f"{self._name} fails ({self._failure}); {len(self.waiting):,} notifications wait"
         return f"{self._name} was not told of {self._given_up:,} alarms: cdcservice alarms" if self._given_up else None
 
+    def _made(self) -> Notify | None:
+        """Make the notifier, unless it was made; None: that fails."""
+        try:
+            self._notify = self._notify or self._make()
+        except (Exception, SystemExit) as error:
+            if not self._failure:
+                print(f"ringsync: warning: {self._name} cannot be made: {error}: {error.__cause__}", flush=True)
+            self._failure = str(error) if isinstance(error, UnmadeError) else type(error).__name__
+            return None
+        self._failure = ""
+        return self._notify
+
     def _tell_all(self) -> None:
+        if (notify := self._made()) is None:
+            return
         refused: list[Alarm] = []
         in_a_row = 0
         for alarm in self.waiting:
             self._since_s = time.monotonic()
             try:
-                self._notify(alarm)
+                notify(alarm)
             except Exception as error:
                 # Its text may be a URL with a password in it; Airflow logs it, with secrets masked.
                 self._failure, in_a_row = type(error).__name__, in_a_row + 1

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ringsync.config import Config, ConfigError, load_config
+from ringsync.config.last_good import load_last_good
 from ringsync.cql.identifiers import TablePattern, parse_table_patterns
 from ringsync.storage.port import ChecksumError, NotFoundError, ObjectStore, StorageError
 from ringsync.terminal import ExitCode as ExitCode
@@ -54,6 +55,7 @@ class Application:
     :ivar run: id of the run, the same for all steps of one DAG run
     :ivar options: further arguments by name
     :ivar patterns: names and patterns of the tables of a run for several; empty: it is for one, or for all with cdc
+    :ivar config_error: what is wrong with the configuration, instead of which the last good one is used
     """
 
     name: str
@@ -64,6 +66,7 @@ class Application:
     run: str
     options: argparse.Namespace
     patterns: tuple[TablePattern, ...] = ()
+    config_error: str = ""
 
     def of(self, table: tuple[str, str]) -> Application:
         """Return this application as if it were for this table only."""
@@ -84,6 +87,7 @@ def run_application(
     options: Callable[[argparse.ArgumentParser], None] = lambda parser: None,
     *,
     of_table: bool = True,
+    lasting: bool = False,
 ) -> int:
     """Run a step as a program.
 
@@ -94,6 +98,7 @@ def run_application(
     :param step: gets the run, returns its report and exit code
     :param options: adds the step's own arguments
     :param of_table: whether the step works on the tables that ``--table`` names
+    :param lasting: whether it goes on with the last good configuration while the file is wrong
     """
     parser = argparse.ArgumentParser(prog=name, description=description)
     parser.add_argument("--conf", required=True, metavar="PATH", help="ringsync.yaml")
@@ -106,10 +111,10 @@ def run_application(
     if GATEWAY in os.environ:
         end_with_parent()
     try:
-        config = load_config(arguments.conf)
+        config, wrong = load_last_good(arguments.conf) if lasting else (load_config(arguments.conf), "")
         patterns = parse_table_patterns(arguments.table) if of_table else ()
         common = (name, arguments.conf, config, store_of(config))
-        application = Application(*common, None, arguments.run, arguments, patterns)
+        application = Application(*common, None, arguments.run, arguments, patterns, wrong)
         is_one = len(patterns) == 1 and patterns[0].is_name
         return _run(application.of(patterns[0].name) if is_one else application, step)
     except (ConfigError, ValueError, StorageError) as error:

@@ -64,7 +64,7 @@ _NODES = "archive/nodes/"
 
 
 def run(application: Application) -> tuple[Report, ExitCode]:
-    """Watch the nodes of a queue until the time is over.
+    """Watch the nodes of a queue until the time is over. While the store is away, it is waited for.
 
     :returns: exit code 1 when there was too little room at the end, or a node could not be looked at
     """
@@ -73,7 +73,8 @@ def run(application: Application) -> tuple[Report, ExitCode]:
     old_snapshots = ClearsAside(config, store, queue)
 
     def say() -> None:
-        put_status(store, "commitlog_archive", queue, {"nodes": archiver.status(), "problems": []})
+        told = {"nodes": archiver.status(), "problems": archiver.problems, "config_error": application.config_error}
+        put_status(store, "commitlog_archive", queue, told)
 
     end_s = time.monotonic() + config.sync.run_s
     for _ in cycles(store, config.sync.run_s, config.archive.poll_interval_ms / 1000, heeds_stop=False):
@@ -190,6 +191,7 @@ class Archiver:
         self._nodes: dict[str, ArchivedNode] | None = None
         self._endpoints: dict[str, str] = {}
         self._asked_s = self._tidied_s = float("-inf")
+        self._unknown = ""
         self._asking, self._tidying = Aside(), Aside()
         self._without_entry: frozenset[str] = frozenset()
         self.counts: Counter[str] = Counter(segments=0, bytes=0, removed=0)
@@ -272,25 +274,28 @@ class Archiver:
     def tidy_aside(self) -> None:
         """Tidy up if it is time, in a thread of its own: thousands of segments may have to go."""
         if self._tidying.is_done():
-            self._tidying.result()
             self._tidied_s = time.monotonic()
+            try:
+                self._tidying.result()
+            except Exception as error:  # any: the nodes need their room first
+                print(f"ringsync: warning: the archive cannot be tidied up: {error}", flush=True)
         pause_s = min(TIDY_EVERY_S, self._config.sync.run_s / 2)
         if not self._tidying.is_busy and time.monotonic() - self._tidied_s >= pause_s:
             self._tidying.begin(self.tidy)
 
     def tidy(self) -> None:
-        """Remove what is kept no longer, of all nodes; a failure is only printed: the next run tries again."""
+        """Remove what is kept no longer, of all nodes.
+
+        :raises StorageError: the store cannot be used
+        """
         oldest_ms = time.time() * 1000 - self._settings.retention_days * 86_400_000
-        try:
-            removed, self._without_entry = tidy(
-                *(self._store, oldest_ms, lambda node, identity: self._committed(node).has(identity)),
-                self._without_entry,
-            )
-            self.counts["forgotten"] += removed
-            if not is_waiting(self._store):
-                forget(self._store, "archive_reprocess/archive")
-        except StorageError as error:
-            print(f"ringsync: warning: the archive cannot be tidied up: {error}", flush=True)
+        removed, self._without_entry = tidy(
+            *(self._store, oldest_ms, lambda node, identity: self._committed(node).has(identity)),
+            self._without_entry,
+        )
+        self.counts["forgotten"] += removed
+        if not is_waiting(self._store):
+            forget(self._store, "archive_reprocess/archive")
 
     def _look(self, node: ArchivedNode) -> RawFolder:
         folder = Path(node.folder)
@@ -407,26 +412,29 @@ class Archiver:
         return other_claims(self._store, folder, os.listdir(folder), node.node, self._endpoints)
 
     def _find_nodes(self) -> None:
-        """Ask which nodes there are, once in a minute; while the cluster is away, those of before are watched, also
-        while it is asked."""
-        if self._nodes is None:
-            self._nodes = {node.node: node for node in self._remembered()}
-        if not self._asking.is_busy and time.monotonic() - self._asked_s >= ASK_EVERY_S:
-            self._asked_s = time.monotonic()
-            self._asking.begin(lambda: list(self._cluster.nodes(self._wants)))
-        if not self._asking.is_done(ANSWER_S):
-            return
+        """Ask which nodes there are, once in a minute; while cluster or store are away, those of before are watched,
+        also while the cluster is asked."""
         try:
+            if self._nodes is None:
+                self._nodes = {node.node: node for node in self._remembered()}
+            if not self._asking.is_busy and time.monotonic() - self._asked_s >= ASK_EVERY_S:
+                self._asked_s = time.monotonic()
+                self._asking.begin(lambda: list(self._cluster.nodes(self._wants)))
+            if not self._asking.is_done(ANSWER_S):
+                return
             answer = self._asking.result()
             self._endpoints = {told.node: told.endpoint for told, _ in answer}
             for told, settings in answer:
                 if self._config.sync.queue_of(told.address, told.node) == self._queue:
                     self._take(told, settings)
             self._nodes = {key: node for key, node in self._nodes.items() if key in self._endpoints}
+            self._unknown = ""
         except Exception as error:  # any: the nodes' room does not depend on it
-            print(
-                f"ringsync: warning: the cluster cannot be asked, its nodes are watched as before: {error}", flush=True
-            )
+            if str(error) != self._unknown:
+                print(
+                    f"ringsync: warning: the nodes cannot be looked up, and are watched as before: {error}", flush=True
+                )
+            self._unknown = str(error)
 
     def _wants(self, node: ArchivedNode) -> bool:
         """Tell whether a node's settings are to be asked: it is of this queue, and not known, or known for an hour."""
@@ -463,9 +471,15 @@ class Archiver:
                     yield node
 
     @property
+    def problems(self) -> list[str]:
+        """What is wrong besides single nodes."""
+        is_blind = self._unknown and not self._nodes
+        return [f"no node is known yet, so nobody watches cdc_raw: {self._unknown}"] if is_blind else []
+
+    @property
     def is_failing(self) -> bool:
         """Whether a node has too little room, or could not be looked at."""
-        return any(node.error for node in (self._nodes or {}).values())
+        return bool(self.problems) or any(node.error for node in (self._nodes or {}).values())
 
     def status(self) -> dict[str, Any]:
         """Return how each node stands."""

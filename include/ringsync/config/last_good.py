@@ -1,0 +1,66 @@
+"""The last good configuration: what protects production goes on with it while ``ringsync.yaml`` is wrong.
+
+Each process of Airflow that reads a good file keeps a copy of its text on its own host, in ``AIRFLOW_HOME``: DAG files
+are parsed without the network, and on workers without the DAG processor. The copy holds no secret: secrets are
+references.
+"""
+
+from __future__ import annotations
+
+import os
+from hashlib import blake2b
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+
+from ringsync.config import Config, ConfigError, parse_config, read_config
+
+
+def load_last_good(path: str | Path) -> tuple[Config, str]:
+    """Read the configuration, and keep a copy. While the file is wrong, read the copy.
+
+    :returns: the configuration, and what is wrong with the file; empty: nothing
+    :raises ConfigError: the file is wrong, and there is no good copy
+    """
+    copy = _copy_of(path)
+    try:
+        text = read_config(path)
+        config = parse_config(text, path)
+    except ConfigError as error:
+        try:
+            return parse_config(read_config(copy), path), f"the last good configuration is used: {error}"
+        except ConfigError:
+            raise error from None
+    _keep(copy, text)
+    return config, ""
+
+
+def what_is_wrong(path: str | Path) -> str:
+    """Tell what is wrong with the configuration now; empty: nothing."""
+    try:
+        return load_last_good(path)[1]
+    except ConfigError as error:
+        return str(error)
+
+
+def _copy_of(path: str | Path) -> Path:
+    home = Path(os.environ.get("AIRFLOW_HOME") or "~/airflow").expanduser()
+    whole = os.path.abspath(path)  # of links, too, which may point to another file with each version
+    return home / "ringsync" / f"{blake2b(whole.encode(), digest_size=8).hexdigest()}.yaml"
+
+
+def _keep(copy: Path, text: str) -> None:
+    """Keep a good text, whole or not at all. Without a home of Airflow, nothing is kept."""
+    if not copy.parent.parent.is_dir():
+        return
+    try:
+        if copy.exists() and copy.read_text() == text:
+            return
+        copy.parent.mkdir(mode=0o700, exist_ok=True)
+        with NamedTemporaryFile("w", dir=copy.parent, delete=False) as file:  # readable by its user only
+            file.write(text)
+        try:
+            os.replace(file.name, copy)
+        finally:
+            Path(file.name).unlink(missing_ok=True)
+    except (OSError, UnicodeDecodeError) as error:
+        print(f"ringsync: warning: no copy of the good configuration can be kept: {error}", flush=True)

@@ -1,0 +1,91 @@
+"""While ``ringsync.yaml`` is wrong, the last good configuration is there for what protects production."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ringsync.config import ConfigError, load_config
+from ringsync.config import last_good as kept
+from ringsync.config.last_good import load_last_good, what_is_wrong
+
+GOOD = "server_name: s\ncassandra: {contact_points: [10.0.0.1]}\nstore: {url: lake}\n"
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("AIRFLOW_HOME", str(tmp_path / "airflow"))
+    (tmp_path / "airflow").mkdir()
+    return tmp_path / "airflow"
+
+
+@pytest.fixture
+def conf(tmp_path: Path) -> Path:
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "ringsync.yaml").write_text(GOOD)
+    return tmp_path / "config" / "ringsync.yaml"
+
+
+WRONG = {
+    "a typo": (GOOD + "kafca: null\n", "kafca: unknown key; did you mean kafka?"),
+    "no YAML": (GOOD + "kafka: [", "not valid YAML"),
+    "cut off": ("", "the configuration must be a mapping"),
+    "a section is missing": ("server_name: s\n", "cassandra: this key is required"),
+    "gone": (None, "cannot read the configuration: No such file or directory"),
+}
+
+
+@pytest.mark.parametrize(("text", "reason"), WRONG.values(), ids=WRONG)
+def test_a_wrong_file_is_named_and_the_last_good_one_is_used(
+    home: Path, conf: Path, text: str | None, reason: str
+) -> None:
+    good = load_config(conf)
+    assert load_last_good(conf) == (good, "")
+    conf.write_text(text) if text is not None else conf.unlink()
+    config, wrong = load_last_good(conf)
+    assert config == good, "paths, too, which begin in the folder of the file"
+    assert wrong.startswith(f"the last good configuration is used: {conf}: ")
+    assert reason in wrong
+    assert what_is_wrong(conf) == wrong
+    conf.write_text(GOOD.replace("lake", "sea"))
+    assert load_last_good(conf) == (load_config(conf), "")
+    conf.write_text("")
+    assert load_last_good(conf)[0].store.url.endswith("/sea")
+
+
+def test_what_was_never_good_is_an_error(home: Path, conf: Path, tmp_path: Path) -> None:
+    other = tmp_path / "ringsync.yaml"
+    other.write_text("")
+    load_last_good(conf)
+    with pytest.raises(ConfigError, match="must be a mapping"):
+        load_last_good(other)
+    assert "must be a mapping" in what_is_wrong(other)
+    (copy,) = (home / "ringsync").iterdir()
+    copy.write_text("{")
+    conf.write_text("")
+    with pytest.raises(ConfigError, match=str(conf)):
+        load_last_good(conf)
+
+
+def test_a_copy_is_its_users_alone_and_written_whole_and_seldom(
+    home: Path, conf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load_last_good(conf)
+    (copy,) = (home / "ringsync").iterdir()
+    assert (copy.read_text(), copy.stat().st_mode & 0o77) == (GOOD, 0)
+    written = copy.stat().st_ino
+    load_last_good(conf)
+    assert copy.stat().st_ino == written
+    monkeypatch.setattr(kept.os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    conf.write_text(GOOD.replace("lake", "sea"))
+    assert load_last_good(conf)[1] == "", "what cannot be kept stops nobody"
+    assert copy.read_text() == GOOD
+
+
+def test_outside_of_airflow_nothing_is_kept(tmp_path: Path, conf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AIRFLOW_HOME", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "home").mkdir()
+    load_last_good(conf)
+    assert not [*(tmp_path / "home").iterdir()]
