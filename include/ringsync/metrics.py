@@ -37,7 +37,8 @@ class Family:
 Sample = tuple[Family, Mapping[str, str], float]
 """One number and its labels."""
 
-_LAG = ("ringsync_table_lag_seconds", "gauge", "Time from the write to the message, or to the replicas' agreement")
+_LAG = ("ringsync_table_lag_seconds", "gauge", "Time from the write to the message, or to agreement, replica or Kafka")
+_BEHIND = ("ringsync_table_behind_seconds", "gauge", "How long ago the oldest changes were published that it lacks")
 _AT = Family("at_ms", "ringsync_status_timestamp_seconds", "gauge", "When the loop last gave a sign of life", 1e-3)
 
 STAGE = (
@@ -79,6 +80,10 @@ CLOSE = (
     Family("lag_ms.message_p50", *_LAG, 1e-3, {"until": "message", "quantile": "0.5"}),  # type: ignore[arg-type]
     Family("lag_ms.message_p99", *_LAG, 1e-3, {"until": "message", "quantile": "0.99"}),  # type: ignore[arg-type]
     Family("lag_ms.agreement_p50", *_LAG, 1e-3, {"until": "agreement", "quantile": "0.5"}),  # type: ignore[arg-type]
+    Family("lag_ms.replica_p50", *_LAG, 1e-3, {"until": "replica", "quantile": "0.5"}),  # type: ignore[arg-type]
+    Family("lag_ms.kafka_p50", *_LAG, 1e-3, {"until": "kafka", "quantile": "0.5"}),  # type: ignore[arg-type]
+    Family("behind_ms.replica", *_BEHIND, 1e-3, {"reader": "replica"}),  # type: ignore[arg-type]
+    Family("behind_ms.kafka", *_BEHIND, 1e-3, {"reader": "kafka"}),  # type: ignore[arg-type]
 )
 """Metrics of each table, from ``bucket_close``."""
 
@@ -93,12 +98,23 @@ ARCHIVE = (
 
 LATE = (
     Family("waiting", "ringsync_late_waiting", "gauge", "Late rows that wait to be published"),
+    Family("oldest_ms", "ringsync_late_oldest_timestamp_seconds", "gauge", "Since when the first of them waits", 1e-3),
     Family("published", "ringsync_late_published_total", "counter", "Late rows published by this run"),
     Family("duplicates", "ringsync_late_duplicates_total", "counter", "Late rows that were published before"),
 )
 """Metrics of the queue, from ``out_of_sequence``."""
 
-_OF_ALL = {"out_of_sequence": LATE, "scylla_log_stage": LOGS}
+ARCHIVED = (
+    Family("waiting", "ringsync_archive_waiting", "gauge", "Archived segments that are still to be read"),
+    Family("bytes", "ringsync_archive_waiting_bytes", "gauge", "Bytes of the archived segments that are to be read"),
+    Family("oldest_ms", "ringsync_archive_oldest_timestamp_seconds", "gauge", "When the first was archived", 1e-3),
+)
+"""Metrics of the archive, counted by who looks."""
+
+DOWN = (Family("since_ms", "ringsync_node_down_timestamp_seconds", "gauge", "Since when the node is down", 1e-3),)
+"""Metrics of each node that is down, from ``bucket_close``."""
+
+_OF_ALL = {"out_of_sequence": LATE, "scylla_log_stage": LOGS, "archive": ARCHIVED}
 
 ALARM = Family("", "ringsync_alarm", "gauge", "A problem that lasts: docs/runbook.md says what to do")
 """1 for each alarm that is raised, from the DAG ``alarms``."""
@@ -116,6 +132,8 @@ def samples(statuses: Mapping[str, Mapping[str, Any]]) -> Iterator[Sample]:
             yield from _numbers(CLOSE, inner, {"table": table})
         for table, inner in status.get("logs", {}).items():
             yield from _numbers(LOG, inner, {"table": table})
+        for node, inner in status.get("down", {}).items():
+            yield from _numbers(DOWN, inner, {"node": node, "endpoint": str(inner.get("endpoint", ""))})
         if application in _OF_ALL:
             yield from _numbers(_OF_ALL[application], status, {})
 

@@ -58,6 +58,7 @@ def _task_arguments(pool: str, priority: int, retries: int, delay_s: float) -> d
 
 STEP_ARGUMENTS = _task_arguments(SPARK_POOL, 1, RETRIES, RETRY_DELAY_S)
 PROCESS_ARGUMENTS = _task_arguments(LOOP_POOL, 1, RETRIES, RETRY_DELAY_S)
+URGENT_ARGUMENTS = _task_arguments(LOOP_POOL, LOOP_PRIORITY, RETRIES, RETRY_DELAY_S)
 LOOP_ARGUMENTS = _task_arguments(LOOP_POOL, LOOP_PRIORITY, LOOP_RETRIES, LOOP_RETRY_DELAY_S)
 MERGE_LOOK_S = 300.0
 """Greatest number of seconds between two looks for changes to merge into the replicas' bases."""
@@ -104,6 +105,7 @@ class SparkApplication:
     :ivar driver_memory: greatest heap of the driver's JVM; empty: it is a plain process, without Spark
     :ivar lean: whether to start fast rather than run fast
     :ivar of_table: whether a run is for the tables of the parameter ``table``
+    :ivar urgent: whether it has a slot beside the loops, and never waits behind bootstraps
     :ivar loop: whether it works for some minutes, and can be killed and started again at any time
     :ivar queue: name of the queue whose workers can run it; None: any
     :ivar lasting: whether it goes on with the last good configuration while ``ringsync.yaml`` is wrong, and without
@@ -118,6 +120,7 @@ class SparkApplication:
     driver_memory: str
     lean: bool = False
     of_table: bool = True
+    urgent: bool = False
     loop: bool = False
     queue: str | None = None
     lasting: bool = False
@@ -132,7 +135,9 @@ class SparkApplication:
     @property
     def task_arguments(self) -> dict[str, Any]:
         """Arguments of its Airflow tasks that say when they run and how often they are tried."""
-        return LOOP_ARGUMENTS if self.loop else STEP_ARGUMENTS if self.driver_memory else PROCESS_ARGUMENTS
+        if self.loop:
+            return LOOP_ARGUMENTS
+        return URGENT_ARGUMENTS if self.urgent else STEP_ARGUMENTS if self.driver_memory else PROCESS_ARGUMENTS
 
     def longest_s(self, config: Any) -> float | None:
         """Return how long a try of its tasks may take, s; None: as long as it needs.
@@ -264,6 +269,7 @@ ARCHIVE_REPROCESS = SparkApplication(
     driver_memory="1g",
     lean=True,
     of_table=False,
+    urgent=True,
     bound="archive.task_timeout_h",
 )
 

@@ -1,14 +1,18 @@
 """Status of the sync's loops: each loop puts it every few seconds under ``status/`` of the object store.
 
-All functions raise StorageError if the store cannot be used.
+All functions raise UnavailableError if the store cannot be used. A status that is damaged, or of another version,
+counts as if it were not there: its loop writes it again within seconds. :func:`look_at_statuses` names it.
 """
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from ringsync.storage.port import ObjectStore, get_json
+from ringsync.storage.port import ChecksumError, NotFoundError, ObjectStore, Stat
 
 STALE_AFTER_S = 40.0
 """Seconds without a status before a loop counts as dead."""
@@ -22,21 +26,82 @@ STOP_KEY = "control/stop.json"
 LATE_ROWS = "staging/late/"
 """Folder of late rows that are not published yet."""
 
+MOST_AHEAD_MS = 2_000
+"""A clock may be ahead of the store's by so much, ms."""
+
+MOST_BEHIND_MS = 10_000
+"""A clock may be behind the store's by so much, ms: a store that is slow takes some seconds to write a status."""
+
+LATELY_MS = 60_000
+"""A status tells of its host's clock if it was written so long before the newest one at most, by the store's clock."""
+
+_FOLDER = "status/"
+
 Status = Mapping[str, Any]
 """A status object; ``at_ms`` is the time when it was put, ms since the epoch."""
 
 
+@dataclass(frozen=True)
+class Statuses:
+    """All statuses at a moment.
+
+    :ivar understood: by the loops' names, ``<application>/<name>``, e.g. ``commitlog_stage/default``
+    :ivar damaged: why others cannot be read, by the same names
+    :ivar ahead_ms: ms by which clocks of the loops' hosts are ahead of the store's, by host; negative: behind. Clocks
+        that are right within a store's latency are left out
+    """
+
+    understood: dict[str, Status] = field(default_factory=dict)
+    damaged: dict[str, str] = field(default_factory=dict)
+    ahead_ms: dict[str, int] = field(default_factory=dict)
+
+
+def look_at_statuses(store: ObjectStore) -> Statuses:
+    """Read all statuses, each on its own."""
+    seen = Statuses()
+    written: dict[str, tuple[int, int]] = {}
+    for stat in store.list(_FOLDER):
+        loop = stat.key.removeprefix(_FOLDER).removesuffix(".json")
+        if not stat.key.endswith(".json"):
+            continue  # somebody else's
+        try:
+            seen.understood[loop] = status = _parsed(loop, store.get(stat.key))
+        except NotFoundError:
+            continue  # it was removed meanwhile
+        except (ChecksumError, ValueError) as error:
+            seen.damaged[loop] = str(error)
+            continue
+        ahead_ms, host = int(status["at_ms"]) - stat.written_ms, str(status.get("host") or "")
+        is_off = not -MOST_BEHIND_MS <= ahead_ms <= MOST_AHEAD_MS
+        if host and (not is_off or _is_still(store, stat)):
+            written[host] = max(written.get(host, (0, 0)), (stat.written_ms, ahead_ms if is_off else 0))
+    newest_ms = max((moment_ms for moment_ms, _ in written.values()), default=0)
+    for host, (moment_ms, ahead_ms) in written.items():
+        if ahead_ms and moment_ms > newest_ms - LATELY_MS:
+            seen.ahead_ms[host] = ahead_ms
+    return seen
+
+
+def _is_still(store: ObjectStore, stat: Stat) -> bool:
+    """Tell whether an object is the one that was listed: its content, read since, is of the same writing."""
+    now = store.stat(stat.key)
+    return now is not None and now.version == stat.version
+
+
 def read_statuses(store: ObjectStore) -> dict[str, Status]:
     """Read the status of each loop, by ``<application>/<name>``, e.g. ``commitlog_stage/default``."""
-    keys = (stat.key.removeprefix("status/").removesuffix(".json") for stat in store.list("status/"))
-    # A status that was listed may have been removed since.
-    return {key: status for key in keys if (status := read_status(store, key)) is not None}
+    return look_at_statuses(store).understood
 
 
 def read_status(store: ObjectStore, key: str) -> Status | None:
-    """Read the status of one loop, ``<application>/<name>``; None: there is none yet."""
-    status: Status | None = get_json(store, f"status/{key}.json")
-    return status
+    """Read the status of one loop, ``<application>/<name>``; None: there is none yet, or it cannot be understood."""
+    try:
+        return _parsed(key, store.get(f"{_FOLDER}{key}.json"))
+    except NotFoundError:
+        return None
+    except (ChecksumError, ValueError) as error:
+        print(f"ringsync: warning: {store.uri(f'{_FOLDER}{key}.json')} is passed over: {error}", flush=True)
+        return None
 
 
 def age_s(status: Status, now_s: float) -> float:
@@ -46,4 +111,76 @@ def age_s(status: Status, now_s: float) -> float:
 
 def forget(store: ObjectStore, key: str) -> None:
     """Remove the status of a loop that no longer exists, e.g. of a queue that the configuration no longer names."""
-    store.delete(f"status/{key}.json")
+    store.delete(f"{_FOLDER}{key}.json")
+
+
+def _parsed(loop: str, data: bytes) -> Status:
+    """Parse a status.
+
+    :raises ValueError: it is no JSON object, lacks a field that all have, or has one of another type
+    """
+    try:
+        status = json.loads(data)
+    except RecursionError:
+        raise ValueError("the status is nested too deeply") from None
+    _check(status, _BOOTSTRAP if loop.startswith(BOOTSTRAPS) else _LOOP, "the status")
+    return status  # type: ignore[no-any-return]
+
+
+Form = Mapping[str, Any] | type | tuple[type, ...]
+"""What a field must be: of a type; or an object, with the forms of its fields, or (:data:`_EACH`) of all its values. A
+field that is null or not there is unknown, but no object or list is null. A name in capitals must be there."""
+
+_EACH = "*"
+_NUMBER = (int, float)
+_TEXTS: Form = {_EACH: str}
+_TIMES: Form = {_EACH: _NUMBER}
+_NODE: Form = {
+    **{"endpoint": str, "error": str, "refused": str, "clear_at_ms": _NUMBER, "is_read": bool, "up": bool},
+    **{"errors": int, "errors_surplus": int, "backlog_bytes": _NUMBER, "position": int, "records": int, "rows": int},
+    **{"free_bytes": _NUMBER, "total_bytes": _NUMBER, "waiting": int, "archived": int, "late": int},
+}
+_TABLE: Form = {
+    **{"error": str, "replica_error": str, "kafka_error": str, "table_id": str, "topic": str, "bootstrap": str},
+    **{"last_pass": int, "published_pass": int, "replica_pass": int, "oldest_open_bucket_ms": _NUMBER},
+    **{"open_buckets": int, "complete_until_ms": _NUMBER, "behind_ms": {"replica": _NUMBER, "kafka": _NUMBER}},
+    "lag_ms": dict.fromkeys(("message_p50", "message_p99", "agreement_p50", "replica_p50", "kafka_p50"), _NUMBER),
+}
+_LOG: Form = {
+    **{"error": str, "sweep_error": str, "until_ms": _NUMBER, "behind_ms": _NUMBER},
+    **{"waiting": int, "waiting_from_ms": _NUMBER},
+}
+_LOOP: Form = {
+    **{"AT_MS": _NUMBER, "host": str, "error": str, "problems": list, "broken": _TEXTS, "files_broken": int},
+    **{"nodes": {_EACH: _NODE}, "tables": {_EACH: _TABLE}, "logs": {_EACH: _LOG}, "busy": {"SINCE_MS": _NUMBER}},
+    **{"unread": _TEXTS, "unread_since_ms": _TIMES, "left_out": _TEXTS, "others_failed": _TEXTS},
+    **{"commits_broken": _TEXTS, "rows_homeless": _TIMES, "homeless_since_ms": _TIMES},
+    **{"datacenters_left_out": {_EACH: list}, "empty_generations_ms": list, "errors": int, "errors_surplus": int},
+    **{"waiting": int, "oldest_ms": _NUMBER, "began_ms": _NUMBER, "clear_at_ms": _NUMBER},
+    **{"disagreement_since_ms": _NUMBER, "clock_skew_ms": _NUMBER, "watched_ms": _NUMBER},
+    **{"down": {_EACH: {"ENDPOINT": str, "SINCE_MS": _NUMBER}}, "hint_window_ms": _NUMBER},
+}
+_BOOTSTRAP: Form = {"AT_MS": _NUMBER, "TABLE": str, "BOOTSTRAP": str, "STEP": str, "FRACTION": _NUMBER}
+
+
+def _check(value: Any, form: Form, where: str) -> None:
+    """Check what readers rely on.
+
+    :raises ValueError: a field is missing or of another type
+    """
+    if not isinstance(form, Mapping):
+        is_no_number = isinstance(value, float) and not math.isfinite(value)
+        if not isinstance(value, form) or is_no_number or (isinstance(value, bool) and form is not bool):
+            raise ValueError(f"{where} is {json.dumps(value)[:40]}")
+        return
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{where} is {json.dumps(value)[:40]}, no object")
+    for key, inner in form.items():
+        fields = value if key == _EACH else (key.lower(),)
+        for name in fields:
+            if value.get(name) is not None or (
+                name in value and (key == _EACH or inner is list or isinstance(inner, Mapping))
+            ):
+                _check(value[name], inner, name)
+            elif key.isupper():
+                raise ValueError(f"{where} has no {name}")

@@ -25,6 +25,7 @@ from ringsync.metrics import exposition, report_metrics
 from ringsync.ring.ring import Host
 from ringsync.schema.table import Column, TableSchema
 from ringsync.scylla.progress import Position, Waiting
+from ringsync.service.delays import Limits
 from ringsync.service.expected import Expected, expected_in
 from ringsync.service.health import DagHealth, judges, problems
 from ringsync.service.look import look
@@ -65,7 +66,7 @@ def healthy(**of_logs: Any) -> dict[str, Any]:
 
 
 def found(statuses: dict[str, Any], *, stopped: bool = False) -> list[Problem]:
-    return problems(statuses, {}, OF_SCYLLA, stopped, NOW_S, lag_s=300)
+    return problems(statuses, {}, OF_SCYLLA, stopped, NOW_S, limits=Limits(300))
 
 
 def of_log(**changes: Any) -> dict[str, Any]:

@@ -21,6 +21,9 @@ from ringsync.ledger import archive
 from ringsync.ledger.archive import READ, WAITING, ArchivedSegment, ArchiveError, archived
 from ringsync.ledger.staging import StageCommit, put_commit
 from ringsync.ring.ring import Host
+from ringsync.service.expected import Expected
+from ringsync.service.health import problems
+from ringsync.service.problem import Kind, Problem
 from ringsync.steps.archive import commitlog_archive
 from ringsync.steps.archive.commitlog_archive import ArchivedNode, Archiver
 from ringsync.steps.archive.raw_folder import look, total_space
@@ -346,6 +349,32 @@ def test_the_room_that_a_full_disk_leaves(raw: Path, monkeypatch: pytest.MonkeyP
     fill(raw, 2)
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=5, total=10**12))
     assert look(raw, 10**12).free == 5
+
+
+def test_a_disk_that_others_have_filled_is_told_as_such(
+    raw: Path, store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(raw, 2)
+    disk = SimpleNamespace(free=3 * MB, total=10**12)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: disk)
+    watch = archiver(store, Nodes({"a": raw}, total="4096MiB"))
+
+    def told() -> list[Problem]:
+        watch.cycle()
+        statuses = {"commitlog_archive/default": {"at_ms": 0, "nodes": watch.status()}}
+        found = problems(statuses, {}, Expected.of_commit_logs(["default"], archives=True), False, 0.0)
+        return [problem for problem in found if problem.owner == "commitlog_archive/default"]
+
+    (problem,) = told()
+    assert (problem.kind, problem.is_critical) == (Kind.DISK_FULL, True)
+    assert "3 of 4,096 MB are free" in problem.text
+    assert "the disk is full: the folder itself has 1 MB, the rest others have used" in problem.text
+    assert "Cassandra has not finished" not in problem.text
+    disk.free = 1900 * MB
+    (problem,) = told()
+    assert problem.kind == Kind.ARCHIVE_FAILING, "there is time"
+    disk.free = 10**11
+    assert told() == []
 
 
 def test_nodes_take_turns(tmp_path: Path, store: LocalStore) -> None:

@@ -55,7 +55,8 @@ def within(seconds: float, done: Callable[[], Any]) -> float:
 
 
 def told(feed: SinkFeed, stream: FileStream) -> dict[str, Any]:
-    return dict(feed.status(stream.topic) or {})
+    status = feed.status(stream.topic) or {}
+    return {name: status[name] for name in ("messages", "error")}
 
 
 def ended(feed: SinkFeed) -> float:

@@ -1,6 +1,7 @@
 """What every object store promises, asked of each of them."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
@@ -166,6 +167,23 @@ def test_what_is_said_replaces(store: ObjectStore) -> None:
     assert store.stat("a/b") is None
     with pytest.raises(ValueError, match="key"):
         store.say("a//b", b"")
+
+
+def test_it_is_known_when_an_object_was_written(store: ObjectStore) -> None:
+    """By the store's clock, which is the same for all who ask."""
+    store.put("put", b"x")
+    store.say("said", b"x")
+    now_ms, listed = time.time() * 1000, {stat.key: stat for stat in store.list()}
+    for key in ("put", "said"):
+        stat = store.stat(key)
+        assert stat is not None
+        assert stat.written_ms == listed[key].written_ms
+        assert now_ms - 60_000 < stat.written_ms < now_ms + 5_000
+    time.sleep(0.01)
+    store.say("said", b"y")
+    again = store.stat("said")
+    assert again is not None
+    assert again.written_ms > listed["said"].written_ms
 
 
 def test_deletion_may_be_repeated(store: ObjectStore) -> None:

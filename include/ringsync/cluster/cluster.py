@@ -16,6 +16,12 @@ PARTITIONER = "org.apache.cassandra.dht.Murmur3Partitioner"
 SYNC_PERIOD = ("commitlog_sync_period", "commitlog_sync_period_in_ms")
 """The setting, as Cassandra 4.1 and later name it, and earlier versions."""
 
+HINT_WINDOW = ("max_hint_window", "max_hint_window_in_ms")
+"""The setting, as Cassandra 4.1 and later name it, and earlier versions."""
+
+DEFAULT_HINT_WINDOW_MS = 10_800_000
+"""Cassandra's and ScyllaDB's default of that setting."""
+
 _DURATIONS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
@@ -140,6 +146,16 @@ def sync_period_ms(settings: Mapping[str, str]) -> int:
     if text := settings.get("commitlog_sync_period"):
         return duration_ms(text)
     return int(settings.get("commitlog_sync_period_in_ms") or 0)
+
+
+def hint_window_ms(settings: Mapping[str, str]) -> int:
+    """Return for how long a node keeps hints for another that is down, ms; 0: not known.
+
+    :param settings: the node's :data:`HINT_WINDOW`
+    """
+    if text := settings.get("max_hint_window"):
+        return duration_ms(text)
+    return duration_ms(f"{settings.get('max_hint_window_in_ms') or 0}ms")
 
 
 def duration_ms(text: str) -> int:

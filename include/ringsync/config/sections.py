@@ -363,7 +363,8 @@ class Alarms(Section):
 
     after_s: Annotated[float, Field(ge=0, le=86_400)] = 60.0
     interval_s: Annotated[float, Field(ge=1, le=600)] = 10.0
-    lag_s: Annotated[float, Field(gt=0, le=31_536_000)] = 900.0
+    lag_s: Annotated[float, Field(gt=0, le=31_536_000)] = 60.0
+    late_s: Annotated[float, Field(gt=0, le=31_536_000)] = 3600.0
     retention_days: Annotated[float, Field(gt=0, le=3660)] = 90.0
     notifiers: Annotated[tuple[Notifier, ...], Field(strict=False)] = ()
 

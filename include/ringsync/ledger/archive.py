@@ -8,7 +8,6 @@ a segment is not archived: the upload goes on, or begins anew. Names of segments
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -20,18 +19,18 @@ import google_crc32c
 from ringsync.formats.commitlog.index import parse_index
 from ringsync.formats.commitlog.names import INDEX_SUFFIX, index_name, segment_id
 from ringsync.formats.commitlog.segment import SegmentError, why_short
+from ringsync.ledger import waiting_segments
 from ringsync.ledger.staging import Written
+from ringsync.ledger.waiting_segments import ENTRY
 from ringsync.storage.port import AlreadyExistsError, ChecksumError, NotFoundError, ObjectStore, StorageError
 
-WAITING, READ = "cdc/", "cdc_archive/"
+WAITING, READ = waiting_segments.WAITING, "cdc_archive/"
 """Folders of segments that are to be read, and of those that were read."""
 
 _OTHER = (
     "{} has other bytes than the node's file of this name: is another cluster's archive in this store? Give each "
     "cluster a store of its own, or move the object away"
 )
-
-_ENTRY = re.compile(r"[^/]+/([^/]+)/(CommitLog-[^/]+\.log)\.json")
 
 
 class ArchiveError(StorageError):
@@ -179,7 +178,7 @@ def archived(store: ObjectStore, folder: str, damaged: list[str] | None = None) 
     :raises ChecksumError: an entry cannot be read
     """
     for stat in store.list(folder):
-        if _ENTRY.fullmatch(stat.key):
+        if ENTRY.fullmatch(stat.key):
             try:
                 yield _entry(store, stat.key)
             except NotFoundError:
@@ -240,7 +239,7 @@ def _entry_key(folder: str, entry: ArchivedSegment) -> str:
 
 def is_waiting(store: ObjectStore) -> bool:
     """Tell whether archived segments are to be read."""
-    return any(_ENTRY.fullmatch(stat.key) for stat in store.list(WAITING))
+    return any(ENTRY.fullmatch(stat.key) for stat in store.list(WAITING))
 
 
 def tidy(
@@ -256,7 +255,7 @@ def tidy(
     """
     removed = 0
     keys = [stat.key for stat in store.list(READ)]
-    entries = [key for key in keys if _ENTRY.fullmatch(key)]
+    entries = [key for key in keys if ENTRY.fullmatch(key)]
     for _, of_node in groupby(entries, lambda key: key.split("/")[1]):
         for key in of_node:  # the oldest first
             try:

@@ -83,6 +83,7 @@ class Pass:
     :ivar deletions: keys of files with the pass's deletions of partitions and ranges; older rows may still come
     :ivar deleted_until_us: greatest timestamp of these deletions, µs; None: there are none, or it is not known
     :ivar digests: keys of the digests of the published rows, by bucket (or :data:`LATE`)
+    :ivar lag_ms: time from write to message of its changes, the median, ms; 0: unknown
     :ivar epoch: the replicas when the pass was made; for ``rows`` its ring is that of the whole copy, empty if that has
         changed. None: unknown, an older version has made the pass
     """
@@ -101,6 +102,7 @@ class Pass:
     counts: Mapping[str, int] = field(default_factory=dict)
     deleted_until_us: int | None = None
     epoch: Epoch | None = None
+    lag_ms: int = 0
 
     @property
     def folder(self) -> str:

@@ -16,7 +16,7 @@ from ringsync.ledger.gaps import Gaps, close_gap
 from ringsync.metrics import write_prometheus
 from ringsync.service.expected import ALARMS
 from ringsync.service.look import Look, look
-from ringsync.service.problem import Kind, Problem
+from ringsync.service.problem import LASTING, Kind, Problem
 from ringsync.service.telling import Maker, Teller
 from ringsync.status import Status
 from ringsync.steps.loop import put_status
@@ -36,7 +36,7 @@ class Watch:
 
     :param notifiers: make those that are told; one that cannot be made holds up no other
     :param after_ms: how long a problem must last to be raised, and be gone to be cleared. Critical ones are raised at
-        once
+        once, but for those in :data:`ringsync.service.problem.LASTING`
     """
 
     def __init__(self, store: ObjectStore, notifiers: Sequence[Maker], after_ms: int) -> None:
@@ -94,7 +94,8 @@ class Watch:
         if now_ms - alarm.seen_ms >= max(1, self._after_ms):
             del self._seen[key]
             return None if alarm.raised_ms is None else replace(alarm, cleared_ms=now_ms)
-        lasts = alarm.is_critical or alarm.seen_ms - alarm.since_ms >= self._after_ms
+        at_once = alarm.is_critical and alarm.kind not in LASTING
+        lasts = at_once or alarm.seen_ms - alarm.since_ms >= self._after_ms
         if alarm.raised_ms is not None or not lasts:
             return None
         self._seen[key] = replace(alarm, raised_ms=now_ms)

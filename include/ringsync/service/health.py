@@ -5,15 +5,17 @@ docs/runbook.md has a section for each kind of problem.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from itertools import starmap
+from types import MappingProxyType
 
 from ringsync.airflow_client import RunState
 from ringsync.ledger.database import CDC_LOGS
 from ringsync.progress import duration
-from ringsync.service.expected import ARCHIVE, SCHEMA, Expected
+from ringsync.service.delays import ARCHIVE_WAITS, Limits, delays
+from ringsync.service.expected import ARCHIVE, CLOSE, SCHEMA, Expected
 from ringsync.service.problem import Kind, Problem
 from ringsync.status import BOOTSTRAPS, STALE_AFTER_S, Status, age_s
 from ringsync.steps.close.closing import ALL_LOGS
@@ -49,7 +51,8 @@ def problems(
     stopped: bool,
     now_s: float,
     *,
-    lag_s: float = math.inf,
+    limits: Limits = Limits(),  # noqa: B008 (it is frozen)
+    damaged: Mapping[str, str] = MappingProxyType({}),
 ) -> list[Problem]:
     """Return what is wrong; nothing: all is well.
 
@@ -57,29 +60,36 @@ def problems(
     :param dags: the DAGs, if Airflow answers
     :param expected: what has to run
     :param stopped: whether ``cdcservice stop`` was run, and ``start`` not since
-    :param lag_s: age in seconds of a table's oldest open bucket that is a problem, and of what is read last of its log
+    :param limits: how late something may be
+    :param damaged: why statuses of other loops cannot be read: they say nothing, but the loops are not silent
     """
-    lasting, loops = expected.lasting_loops, expected.loops
-    told = [problem for loop, status in statuses.items() for problem in _understood(loop, status, lag_s, now_s)]
+    lasting = [loop for loop in expected.lasting_loops if loop not in damaged]
+    loops = [loop for loop in expected.loops if loop not in damaged]
+    told = [problem for loop, status in statuses.items() for problem in _of_loop(loop, status, limits, now_s)]
+    told += starmap(_unreadable, damaged.items())
     if stopped:
         return [
             Problem(Kind.SYNC_STOPPED, "sync", f"stopped: {expected.meanwhile} until cdcservice start"),
             *(problem for dag, health in dags.items() if dag not in expected.dags for problem in _of_dag(dag, health)),
             *_silent(lasting, statuses, now_s),
-            *(problem for problem in told if problem.owner in lasting or problem.owner not in loops),
+            *(problem for problem in told if problem.owner in lasting or problem.owner not in (*loops, ARCHIVE_WAITS)),
         ]
     found = [problem for dag, health in dags.items() for problem in _of_dag(dag, health)]
     found += _silent(loops, statuses, now_s)
     return [*found, *told]
 
 
-def _understood(loop: str, status: Status, lag_s: float, now_s: float) -> list[Problem]:
-    """Return what the status of a loop tells. One that is damaged, or of another version, is a problem itself."""
-    try:
-        found = [*_of_bootstrap(loop, status, now_s), *_lagging(status, lag_s, now_s), *_told(loop, status)]
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        text = f"{loop}: its status is not understood ({type(error).__name__}: {error}): is it of another version?"
-        found = [Problem(Kind.LOOP_FAILING, loop, text)]
+def _unreadable(loop: str, reason: str) -> Problem:
+    text = (
+        f"status/{loop}.json is damaged, or of another version of ringsync ({reason}). A loop that runs writes it "
+        "again within seconds; if there is no such loop, remove it"
+    )
+    return Problem(Kind.STATUS_UNREADABLE, loop, text)
+
+
+def _of_loop(loop: str, status: Status, limits: Limits, now_s: float) -> list[Problem]:
+    """Return what the status of a loop tells."""
+    found = [*_of_bootstrap(loop, status, now_s), *delays(loop, status, limits, now_s), *_told(loop, status)]
     return [replace(problem, owner=loop) for problem in found]
 
 
@@ -118,9 +128,22 @@ _DAG, _PAUSE = "DAG ", "pause of DAG "
 def _silent(loops: Iterable[str], statuses: Mapping[str, Status], now_s: float) -> Iterator[Problem]:
     for loop in loops:
         if loop not in statuses:
-            yield Problem(Kind.LOOP_SILENT, loop, f"{loop}: no sign of life yet")
+            told = "no sign of life yet"
         elif (age := age_s(statuses[loop], now_s)) > STALE_AFTER_S:
-            yield Problem(Kind.LOOP_SILENT, loop, f"{loop}: no sign of life for {age:.0f} s")
+            told = f"no sign of life for {age:.0f} s"
+        else:
+            continue
+        if loop.startswith(ARCHIVE) and _has_live_node(loop, statuses):
+            text = f"{loop}: {told}, and its nodes write: cdc_raw may fill"
+            yield Problem(Kind.ARCHIVE_SILENT, loop, text)
+        else:
+            yield Problem(Kind.LOOP_SILENT, loop, f"{loop}: {told}")
+
+
+def _has_live_node(loop: str, statuses: Mapping[str, Status]) -> bool:
+    """Tell whether a node may be alive whose archive a loop is."""
+    nodes = statuses.get(loop, {}).get("nodes", {})
+    return not nodes or any(host not in statuses.get(CLOSE, {}).get("down", {}) for host in nodes)
 
 
 def _of_dag(dag: str, health: DagHealth) -> Iterator[Problem]:
@@ -147,19 +170,6 @@ def _of_bootstrap(loop: str, status: Status, now_s: float) -> Iterator[Problem]:
         yield Problem(Kind.BOOTSTRAP_ABANDONED, status["table"], text)
 
 
-def _lagging(status: Status, lag_s: float, now_s: float) -> Iterator[Problem]:
-    for table, fields in status.get("tables", {}).items():
-        since_ms = fields.get("oldest_open_bucket_ms")
-        if since_ms is not None and (age := now_s - since_ms / 1000) > lag_s:
-            text = f"{table}: changes written {duration(age)} ago are not published yet"
-            yield Problem(Kind.TABLE_LAGGING, table, text)
-    for table, log in status.get("logs", {}).items():
-        is_read = log.get("behind_ms") is not None and not log.get("error")
-        if is_read and (age := now_s - log["until_ms"] / 1000) > lag_s:
-            text = f"{table}: its log is read only up to what was written {duration(age)} ago"
-            yield Problem(Kind.TABLE_LAGGING, table, text)
-
-
 _OF_LOOP = {
     SCHEMA.partition("/")[0]: Kind.SCHEMA_UNSETTLED,
     "archive_reprocess": Kind.ARCHIVE_UNREADABLE,
@@ -177,7 +187,7 @@ def _told(loop: str, status: Status) -> Iterator[Problem]:
     for told in status.get("problems", ()):
         yield Problem(_OF_LOOP.get(loop.partition("/")[0], Kind.LOOP_FAILING), loop, f"{loop}: {told}")
     if (busy := status.get("busy")) and (age := (status["at_ms"] - busy["since_ms"]) / 1000) > STALE_AFTER_S:
-        where = f", and is at {busy['with']}" if busy["with"] else ""
+        where = f", and is at {busy['with']}" if busy.get("with") else ""
         text = f"{loop}: its cycle has not ended for {age:.0f} s{where}: all else waits"
         yield Problem(Kind.LOOP_STUCK, loop, text)
     named = status.get("broken", {})
@@ -257,7 +267,9 @@ def _undecodable(loop: str, where: str, counts: Status, node: str) -> Iterator[P
 def _of_archive(node: Status) -> Kind:
     """Tell whether what fails is urgent: there is little room, or nobody knows."""
     free, total = node.get("free_bytes"), node.get("total_bytes")
-    return Kind.ARCHIVE_FAILING if free and total and free > total * ROOMY else Kind.CDC_RAW_FULL
+    if free and total and free > total * ROOMY:
+        return Kind.ARCHIVE_FAILING
+    return Kind.DISK_FULL if node.get("disk_full") else Kind.CDC_RAW_FULL
 
 
 def unpublished(loop: str, status: Status, homeless_ms: int = 0) -> Iterator[Problem]:

@@ -12,11 +12,12 @@ from ringsync.config import Config, ConfigError
 from ringsync.cql.identifiers import parse_table_name
 from ringsync.ledger.database import CDC_LOGS
 from ringsync.ledger.gaps import Followed, Gap, Gaps, Judge
+from ringsync.service.delays import Limits, counted
 from ringsync.service.expected import CLOSE, Expected, expected_in
 from ringsync.service.health import DagHealth, judges, problems
 from ringsync.service.problem import Kind, Problem
-from ringsync.status import STOP_KEY, Status, read_status
-from ringsync.storage.port import ChecksumError, ObjectStore
+from ringsync.status import STOP_KEY, Status, look_at_statuses
+from ringsync.storage.port import ObjectStore
 
 
 @dataclass(frozen=True)
@@ -42,31 +43,23 @@ def look(config: Config, store: ObjectStore, now_s: float, gaps: Gaps | None = N
     :param gaps: the gaps, for who looks again and again: they are read once
     :raises UnavailableError: the object store cannot be used
     """
-    statuses, damaged = _statuses(store)
+    seen = look_at_statuses(store)
+    statuses = {**seen.understood, **counted(store)}
     stopped = store.stat(STOP_KEY) is not None
     expected = expected_in(config, store)
     dags, of_airflow = _dags(config, expected)
     asked = statuses, dags, expected, stopped, now_s
-    wrong = problems(*asked, lag_s=lag_s(config))
+    wrong = problems(*asked, limits=Limits.of(config), damaged=seen.damaged)
+    clocks = [_of_clock(host, ahead_ms) for host, ahead_ms in seen.ahead_ms.items()]
     lost, over = _lost(store, statuses, gaps or Gaps(store))
-    found = (*of_airflow, *damaged, *lost, *wrong)
+    found = (*of_airflow, *clocks, *lost, *wrong)
     return Look(statuses, dags, stopped, found, judges(*asked), over)
 
 
-def _statuses(store: ObjectStore) -> tuple[dict[str, Status], list[Problem]]:
-    """Read the status of each loop, each on its own."""
-    found: dict[str, Status] = {}
-    damaged = []
-    for stat in store.list("status/"):
-        loop = stat.key.removeprefix("status/").removesuffix(".json")
-        try:
-            if (status := read_status(store, loop)) is not None:
-                float(status["at_ms"])
-                found[loop] = status
-        except (ChecksumError, ValueError, TypeError, KeyError) as error:
-            text = f"{loop}: its status cannot be read ({type(error).__name__}): {stat.key} is damaged"
-            damaged.append(Problem(Kind.LOOP_FAILING, loop, text))
-    return found, damaged
+def _of_clock(host: str, ahead_ms: int) -> Problem:
+    way = "ahead of" if ahead_ms > 0 else "behind"
+    text = f"host {host}: its clock is {abs(ahead_ms) / 1000:,.1f} s {way} that of the object store: set it, with NTP"
+    return Problem(Kind.CLOCK_OFF, host, text)
 
 
 def _dags(config: Config, expected: Expected) -> tuple[dict[str, DagHealth], list[Problem]]:
@@ -140,9 +133,3 @@ def client_of(config: Config) -> AirflowClient:
     """
     airflow = config.airflow
     return AirflowClient(airflow.url, airflow.username, airflow.password.resolve("airflow.password"))
-
-
-def lag_s(config: Config) -> float:
-    """Return the age in seconds that the oldest open bucket may have: its ordinary life, and ``alarms.lag_s``."""
-    open_ms = config.commitlog_processor_window_count * config.commitlog_processor_window_interval_ms
-    return open_ms / 1000 + config.alarms.lag_s

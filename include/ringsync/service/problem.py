@@ -11,20 +11,28 @@ class Kind(StrEnum):
 
     SEGMENTS_LOST = "segments-lost"
     CDC_RAW_FULL = "cdc-raw-full"
+    DISK_FULL = "disk-full"
+    ARCHIVE_SILENT = "archive-silent"
     LOG_GAP = "log-gap"
+    TABLE_GAP = "table-gap"
     NODE_LOG_UNREADABLE = "node-log-unreadable"
     NODE_BEHIND = "node-behind"
+    NODE_PAST_HINTS = "node-past-hints"
     LOG_UNREADABLE = "log-unreadable"
     GENERATION_EMPTY = "generation-empty"
     RECORDS_UNDECODABLE = "records-undecodable"
     ARCHIVE_FAILING = "archive-failing"
     ARCHIVE_UNREADABLE = "archive-unreadable"
+    ARCHIVE_WAITING = "archive-waiting"
     LATE_ROWS_UNUSABLE = "late-rows-unusable"
+    LATE_ROWS_WAITING = "late-rows-waiting"
     TABLE_FAILING = "table-failing"
     TABLE_LAGGING = "table-lagging"
     TABLE_LEFT_OUT = "table-left-out"
     REPLICA_FAILING = "replica-failing"
+    REPLICA_LAGGING = "replica-lagging"
     KAFKA_FAILING = "kafka-failing"
+    KAFKA_LAGGING = "kafka-lagging"
     ROWS_UNCLAIMED = "rows-unclaimed"
     SCHEMA_UNSETTLED = "schema-unsettled"
     BOOTSTRAP_ABANDONED = "bootstrap-abandoned"
@@ -32,6 +40,8 @@ class Kind(StrEnum):
     LOOP_SILENT = "loop-silent"
     LOOP_STUCK = "loop-stuck"
     LOOP_FAILING = "loop-failing"
+    STATUS_UNREADABLE = "status-unreadable"
+    CLOCK_OFF = "clock-off"
     DAG_PAUSED = "dag-paused"
     DAG_FAILED = "dag-failed"
     AIRFLOW_AWAY = "airflow-away"
@@ -40,7 +50,16 @@ class Kind(StrEnum):
     CONFIG_WRONG = "config-wrong"
 
 
-_CRITICAL = frozenset({Kind.SEGMENTS_LOST, Kind.CDC_RAW_FULL, Kind.LOG_GAP})
+_CRITICAL = frozenset(
+    {
+        *(Kind.SEGMENTS_LOST, Kind.CDC_RAW_FULL, Kind.DISK_FULL, Kind.ARCHIVE_SILENT),
+        *(Kind.LOG_GAP, Kind.TABLE_GAP),
+    }
+)
+
+
+LASTING = frozenset({Kind.ARCHIVE_SILENT})
+"""Critical kinds that are raised once they have lasted, as others: a loop is silent between two of its runs."""
 
 
 @dataclass(frozen=True)

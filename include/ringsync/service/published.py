@@ -15,6 +15,7 @@ from operator import itemgetter
 
 from ringsync.config.sync import Sync
 from ringsync.ledger.followed import followed_tables
+from ringsync.ledger.waiting_segments import WAITING
 from ringsync.service.expected import CLOSE, LOG_STAGE
 from ringsync.service.health import unpublished
 from ringsync.status import LATE_ROWS, STALE_AFTER_S, STOP_KEY, Status, age_s, read_statuses
@@ -29,9 +30,6 @@ CLOCKS_MS = 1000
 
 GIVE_UP_AFTER_S = 300.0
 """Seconds without a status before we stop waiting for a loop: Airflow would have started it again by then."""
-
-ARCHIVED = "cdc/"
-"""Folder of archived commit logs that are to be read (:mod:`ringsync.ledger.archive`)."""
 
 LATE = "out_of_sequence/queue"
 
@@ -158,7 +156,7 @@ def wait_until_published(
     try:
         patience.until_nothing(lambda seen: logs_left(seen, sync, synced_ms + CLOCKS_MS))
         # What was archived unread is in no log any more.
-        archived = {stat.key for stat in store.list(ARCHIVED)}
+        archived = {stat.key for stat in store.list(WAITING)}
         patience.until_nothing(lambda seen: archive_left(store, archived))
         # All writes are in buckets that have begun by now, or in files of late rows. A closing bucket also moves rows
         # there if their present state cannot be known.
@@ -169,8 +167,7 @@ def wait_until_published(
         late_ms = now_ms()
         seen = patience.until_nothing(lambda seen: buckets_left(seen, staged_ms, late_ms))
         passes = {
-            table: None if status.get("bootstrap") else int(status["last_pass"])
-            for table, status in seen.tables.items()
+            table: None if status.get("bootstrap") else status.get("last_pass") for table, status in seen.tables.items()
         }
         seen = patience.until_nothing(lambda seen: passes_left(seen, passes))
         if kafka:
@@ -202,10 +199,10 @@ def _cdc_logs_left(status: Status | None, plan: SyncPlan, synced_ms: int) -> Ite
     logs: dict[str, Status] = {table.schema.full_name: {} for table in plan.tables}
     logs |= status.get("logs", {})
     for table, log in logs.items():
-        is_behind = int(log.get("until_ms", 0)) < synced_ms
+        is_behind = int(log.get("until_ms") or 0) < synced_ms
         waiting_ms = log.get("waiting_from_ms")
         if is_behind or (waiting_ms is not None and waiting_ms < synced_ms):
-            what = "it is being read" if is_behind else f"{log['waiting']:,} groups of rows are not complete"
+            what = "it is being read" if is_behind else f"{log.get('waiting') or 0:,} groups of rows are not complete"
             reason = log.get("error") or status.get("error") or what
             yield Left(LOG_STAGE, f"the CDC log of {table} is not staged: {reason}")
 
@@ -224,8 +221,8 @@ def _commit_logs_left(seen: Seen, plan: SyncPlan, sync: Sync, synced_ms: int) ->
         log = f"the log of node {host.endpoint}{', which has left the ring,' if host in former else ''}"
         if node is None:
             yield Left(loop, f"{log} is not read: {status.get('error') or f'{loop} has not'}")
-        elif int(node["clear_at_ms"]) < synced_ms:
-            reason = node.get("error") or status.get("error") or f"{node.get('backlog_bytes', 0):,} bytes are left"
+        elif int(node.get("clear_at_ms") or 0) < synced_ms:
+            reason = node.get("error") or status.get("error") or f"{node.get('backlog_bytes') or 0:,} bytes are left"
             yield Left(loop, f"{log} is not staged: {reason}")
 
 
@@ -234,7 +231,7 @@ def archive_left(store: ObjectStore, keys: Set[str]) -> Iterator[Left]:
 
     :param keys: keys of the objects to wait for
     """
-    left = {key for key in keys & {stat.key for stat in store.list(ARCHIVED)} if key.endswith(".json")}
+    left = {key for key in keys & {stat.key for stat in store.list(WAITING)} if key.endswith(".json")}
     if left:
         yield Left(CLOSE, f"{len(left):,} archived commit logs wait for the DAG archive_reprocess")
 
@@ -267,7 +264,7 @@ def buckets_left(seen: Seen, staged_ms: int, late_ms: int) -> Iterator[Left]:
     close = seen.statuses.get(CLOSE, {})
     if close.get("error"):
         yield Left(CLOSE, f"bucket_close: {close['error']}")
-    elif int(close.get("began_ms", 0)) < max(staged_ms, late_ms):
+    elif int(close.get("began_ms") or 0) < max(staged_ms, late_ms):
         yield Left(CLOSE, "bucket_close has not looked since")
     else:
         for problem in unpublished("bucket_close", close):
@@ -295,12 +292,14 @@ def passes_left(seen: Seen, passes: dict[str, int | None]) -> Iterator[Left]:
         elif status.get("error"):  # maybe its passes could not even be looked up
             yield Left(CLOSE, f"{table}: {status['error']}")
         else:
-            last = passes[table] = int(status["last_pass"]) if (known := passes[table]) is None else known
-            if status.get("published_pass", last) < last:
-                yield Left(CLOSE, f"the stream of {table} has pass {status['published_pass']} of {last}")
+            last = passes[table] = status.get("last_pass") if (known := passes[table]) is None else known
+            if last is None:
+                yield Left(CLOSE, f"{table}: its last pass is unknown")
+            elif (published := status.get("published_pass")) is not None and published < last:
+                yield Left(CLOSE, f"the stream of {table} has pass {published} of {last}")
             elif status.get("replica_error"):
                 yield Left(CLOSE, f"the replica of {table} is not kept in step: {status['replica_error']}")
-            elif status["replica_pass"] is not None and status["replica_pass"] < last:
+            elif status.get("replica_pass") is not None and status["replica_pass"] < last:
                 yield Left(CLOSE, f"the replica of {table} has pass {status['replica_pass']} of {last}")
 
 
@@ -311,7 +310,7 @@ def kafka_left(store: ObjectStore, seen: Seen, folders: dict[str, set[str]]) -> 
     """
     yield from _unseen(seen)
     topics = {
-        status["topic"]: str(status.get("kafka_error") or "") for status in seen.tables.values() if "topic" in status
+        status["topic"]: str(status.get("kafka_error") or "") for status in seen.tables.values() if status.get("topic")
     }
     for topic in sorted(topics.keys() | {table.topic for table in (seen.plan.tables if seen.plan else ())}):
         if topic not in folders:
@@ -336,7 +335,7 @@ def _notes(seen: Seen) -> Iterator[str]:
         elif not host.up:
             yield f"node {host.endpoint} is down: what only it has logged comes when it is back"
     for table, status in seen.tables.items():
-        if status["replica_pass"] is None:
+        if status.get("replica_pass") is None:
             yield f"{table} has no replica: cdcservice bootstrap --table {table} makes one"
 
 

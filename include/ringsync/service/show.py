@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ringsync.progress import duration
+from ringsync.service.delays import ARCHIVE_WAITS
 from ringsync.service.expected import ARCHIVE, CLOSE, LOG_STAGE, SCHEMA
 from ringsync.service.health import DagHealth
 from ringsync.status import BOOTSTRAPS, Status, age_s
@@ -29,7 +30,11 @@ def status_lines(statuses: Mapping[str, Status], dags: Mapping[str, DagHealth], 
     bootstraps = {key: status for key, status in statuses.items() if key.startswith(BOOTSTRAPS)}
     yield from _table(
         "loop, last sign of life",
-        [(loop, f"{age_s(status, now_s):.0f} s ago") for loop, status in statuses.items() if loop not in bootstraps],
+        [
+            (loop, f"{age_s(status, now_s):.0f} s ago")
+            for loop, status in statuses.items()
+            if loop not in bootstraps and loop != ARCHIVE_WAITS
+        ],
     )
     yield from _table(
         "bootstrap of, step, copied, id, last sign of life",
@@ -59,18 +64,27 @@ def status_lines(statuses: Mapping[str, Status], dags: Mapping[str, DagHealth], 
         "cdc_raw of, MB free, of MB, finished segments, archived by this run",
         [
             (
-                node["endpoint"],
-                *(node[name] // 2**20 for name in ("free_bytes", "total_bytes")),
-                node["waiting"],
-                node["archived"],
+                node.get("endpoint"),
+                *(_mb(node.get(name)) for name in ("free_bytes", "total_bytes")),
+                node.get("waiting"),
+                node.get("archived"),
             )
             for node in watched
         ],
     )
+    if archived := statuses.get(ARCHIVE_WAITS):
+        size, oldest = f"{(archived.get('bytes') or 0) / 1e6:,.1f}", _ago(archived.get("oldest_ms"), now_s)
+        yield from _table("archived segments waiting, MB, oldest", [(archived.get("waiting"), size, oldest)])
+    down = statuses.get(CLOSE, {}).get("down", {}).values()
+    window_ms = statuses.get(CLOSE, {}).get("hint_window_ms")
+    yield from _table(
+        "node that is down, since, hints are kept for",
+        [(node["endpoint"], _ago(node["since_ms"], now_s), window_ms and duration(window_ms / 1000)) for node in down],
+    )
     tables = [table for status in statuses.values() for table in status.get("tables", {}).items()]
     yield from _table(
-        "table, lag p50 s, p99 s, agreement s, open buckets, oldest, last pass, replica, to kafka, rows, duplicates, "
-        "only one replica",
+        "table, lag p50 s, p99 s, agreement s, replica s, kafka s, open buckets, oldest, last pass, replica, to kafka, "
+        "rows, duplicates, only one replica",
         [_published(name, table, now_s) for name, table in tables],
     )
     if late := statuses.get("out_of_sequence/queue"):
@@ -116,8 +130,9 @@ def _log(name: str, log: Status, now_s: float) -> Row:
     behind_ms = log.get("behind_ms")
     if behind_ms is None:  # it is not read yet
         return name, None, None, log.get("waiting"), log.get("error")
-    until = datetime.fromtimestamp(log["until_ms"] / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return name, until, f"{now_s - log['until_ms'] / 1000:,.1f}", log.get("waiting"), log.get("error")
+    until_s = (log.get("until_ms") or 0) / 1000
+    until = datetime.fromtimestamp(until_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return name, until, f"{now_s - until_s:,.1f}", log.get("waiting"), log.get("error")
 
 
 def _of_all_logs(status: Status) -> Row:
@@ -130,11 +145,15 @@ def _published(name: str, table: Status, now_s: float) -> Row:
     lag = table.get("lag_ms") or {}
     seconds = [
         None if lag.get(lag_name) is None else f"{lag[lag_name] / 1000:,.1f}"
-        for lag_name in ("message_p50", "message_p99", "agreement_p50")
+        for lag_name in ("message_p50", "message_p99", "agreement_p50", "replica_p50", "kafka_p50")
     ]
     counts = [table.get(name) for name in ("last_pass", "replica_pass", "kafka_messages")]
     rows = [table.get(name) for name in ("rows_published", "duplicates", "only_one_replica")]
     return name, *seconds, table.get("open_buckets"), _ago(table.get("oldest_open_bucket_ms"), now_s), *counts, *rows
+
+
+def _mb(count: int | None) -> int | None:
+    return None if count is None else count // 2**20
 
 
 def _ago(moment_ms: int | None, now_s: float) -> str | None:

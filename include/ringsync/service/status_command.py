@@ -13,6 +13,7 @@ from rich.console import Console
 from ringsync.config import load_config
 from ringsync.ledger.alarms import raised_now
 from ringsync.metrics import exposition
+from ringsync.service.delays import counted
 from ringsync.service.look import look
 from ringsync.service.show import status_lines
 from ringsync.status import read_statuses
@@ -26,7 +27,7 @@ def status(arguments: argparse.Namespace, console: Console) -> ExitCode:
     store = store_of(config)
     if arguments.prometheus:
         raised = [alarm.labels for alarm in raised_now(store)]
-        sys.stdout.write(exposition(read_statuses(store), raised))
+        sys.stdout.write(exposition({**read_statuses(store), **counted(store)}, raised))
         return ExitCode.OK
     now_s = time.time()
     seen = look(config, store, now_s)

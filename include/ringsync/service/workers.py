@@ -83,11 +83,11 @@ def worker_reports(statuses: Mapping[str, Status], queues: Sequence[str], before
             silent[queue] = str(report["error"])
         else:
             for log in report.get("nodes", {}).values():
-                reason = log["refused"] or ("" if log["is_read"] else log["error"])
-                if log["up"] and reason:
-                    refused.append(f"queue {queue}, node {log['endpoint']}: {reason}")
-                elif log["up"]:
-                    usable.append(log["endpoint"])
+                reason = log.get("refused") or ("" if log.get("is_read") else str(log.get("error")))
+                if log.get("up") and reason:
+                    refused.append(f"queue {queue}, node {log.get('endpoint')}: {reason}")
+                elif log.get("up"):
+                    usable.append(str(log.get("endpoint")))
     return WorkerReports(silent, tuple(refused), tuple(usable))
 
 
@@ -104,9 +104,11 @@ def log_reports(statuses: Mapping[str, Status], before: Mapping[str, int]) -> Wo
         silent = str(report.get("error") or "")
     if report is None or silent:
         return WorkerReports({name: silent}, (), (), CDC_TABLES)
-    errors = {table: log["error"] for table, log in report["logs"].items() if log["error"]}
+    errors = {table: log["error"] for table, log in report.get("logs", {}).items() if log.get("error")}
     refused = tuple(f"{table}: its CDC log is not read: {error}" for table, error in errors.items())
-    return WorkerReports({}, refused, tuple(table for table in report["logs"] if table not in errors), CDC_TABLES)
+    return WorkerReports(
+        {}, refused, tuple(table for table in report.get("logs", {}) if table not in errors), CDC_TABLES
+    )
 
 
 def stage_reports(statuses: Mapping[str, Status], expected: Expected, before: Mapping[str, int]) -> WorkerReports:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -187,10 +188,9 @@ def put_status(store: ObjectStore, application: str, name: str, status: dict[str
 
     :param name: the loop's name among those of its application
     """
+    said = {"at_ms": int(time.time() * 1000), "host": socket.gethostname(), **status}
     try:
-        store.say(
-            f"status/{application}/{name}.json", json.dumps({"at_ms": int(time.time() * 1000), **status}).encode()
-        )
+        store.say(f"status/{application}/{name}.json", json.dumps(said).encode())
     except StorageError as error:
         print(f"ringsync: warning: {error}", flush=True)
 
@@ -212,7 +212,7 @@ class SignOfLife:
     ) -> None:
         self._store, self._application, self._name, self._at = store, application, name, at
         before = read_status(store, f"{application}/{name}") or {"at_ms": int(time.time() * 1000), **first}
-        self._status = {key: value for key, value in before.items() if key not in ("at_ms", "busy")}
+        self._status = {key: value for key, value in before.items() if key not in ("at_ms", "host", "busy")}
         self._written_s = before.get("busy", {}).get("since_ms", before["at_ms"]) / 1000
         self._lock = threading.Lock()
         self._ended = threading.Event()

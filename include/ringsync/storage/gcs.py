@@ -254,4 +254,6 @@ def _client(project: str | None, endpoint: str | None, credentials_file: str | N
 
 
 def _stat(key: str, blob: Any) -> port.Stat:
-    return port.Stat(key, int(blob.size), int.from_bytes(base64.b64decode(blob.crc32c), "big"), str(blob.generation))
+    crc32c, written = int.from_bytes(base64.b64decode(blob.crc32c), "big"), blob.time_created
+    written_ms = int(written.timestamp() * 1000) if written else 0
+    return port.Stat(key, int(blob.size), crc32c, str(blob.generation), written_ms)

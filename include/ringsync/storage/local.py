@@ -256,16 +256,16 @@ class LocalStore:
                 status = os.fstat(file)
                 if not S_ISREG(status.st_mode):
                     return None
-                data = b"".join(_chunks(file)) if read else b""
+                data, written_ms = b"".join(_chunks(file)) if read else b"", status.st_mtime_ns // 1_000_000
                 link = self._link_of(key, status)
                 if link is not None:
-                    return port.Stat(key, status.st_size, link.crc32c, link.version), data
+                    return port.Stat(key, status.st_size, link.crc32c, link.version, written_ms), data
                 if self._inode(key) != status.st_ino:
                     # Another process replaced or deleted it meanwhile, so its hidden link may be gone: look again.
                     continue
                 crc32c = google_crc32c.value(data) if read else _crc32c(file)
                 version = f"file-{status.st_ino:x}-{status.st_ctime_ns:x}"
-                return port.Stat(key, status.st_size, crc32c, version), data
+                return port.Stat(key, status.st_size, crc32c, version, written_ms), data
             finally:
                 os.close(file)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import unicodedata
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 MAX_KEY_BYTES = 1024
@@ -50,12 +50,15 @@ class Stat:
     :ivar size: bytes
     :ivar crc32c: CRC-32C (Castagnoli) of the bytes, as GCS computes it
     :ivar version: opaque version; equal only for the very same object, never used again
+    :ivar written_ms: when it was written, by the clock of the store (of a folder: of the machine that has the disk), ms
+        since the epoch
     """
 
     key: str
     size: int
     crc32c: int
     version: str
+    written_ms: int = field(default=0, compare=False)
 
 
 class ObjectStore(Protocol):

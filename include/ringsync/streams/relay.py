@@ -54,6 +54,7 @@ def relay(
     sink_topic: str | None = None,
     folders: Sequence[str] | None = None,
     stop: Callable[[], bool] = lambda: False,
+    tell: Callable[[Cursor], None] = lambda cursor: None,
 ) -> Relayed:
     """Copy the published folders of a file stream that the sink does not have yet, in the order of their names.
 
@@ -64,6 +65,7 @@ def relay(
     :param folders: published folders to copy, in order; if there are none, or their numbers show a gap, the relay lists
         the folders after the newest that the sink has. None: all, beginning :data:`LOOK_BACK` before this newest one
     :param stop: called after every part, and after long waits; True ends the relay, which has then stored its cursor
+    :param tell: called with what the sink has confirmed, as a cursor, at the beginning and whenever that is more
     :raises BrokerUnavailableError: the sink does not answer; the next call continues
     :raises AnotherRelayError: another process relays the topic, too; the next call takes it over
     :raises RelayError: the sink refuses
@@ -74,6 +76,7 @@ def relay(
     stream, target = FileStream(store, topic), sink_topic or topic
     place = CursorObject(store, topic, target, sink.name)
     cursor = place.load()
+    tell(cursor)
     waiting = _waiting(stream, folders, cursor)
     if not waiting:
         return Relayed()
@@ -81,9 +84,10 @@ def relay(
     try:
         if sink.open(target):
             claimed = place.claim()
+            tell(claimed)
             if claimed != cursor:
                 cursor, waiting = claimed, _waiting(stream, folders, claimed)
-        return _relay(stream, waiting, cursor, place, target, sink, stop, handed_over)
+        return _relay(stream, waiting, cursor, place, target, sink, stop, handed_over, tell)
     except BaseException as error:
         # The transaction may hold a part's first messages: it is aborted, and the complete parts are sent again. But
         # not if the broker refuses, or if another relay has taken over.
@@ -98,6 +102,7 @@ def relay(
                 sink_topic=sink_topic,
                 folders=folders,
                 stop=lambda: stop() or next(parts, None) is None,
+                tell=tell,
             )
         raise
 
@@ -129,6 +134,7 @@ def _relay(
     sink: Sink,
     stop: Callable[[], bool],
     handed_over: list[Part],
+    tell: Callable[[Cursor], None],
 ) -> Relayed:
     """Copy the waiting folders.
 
@@ -157,14 +163,18 @@ def _relay(
             if stopped or is_long or (part is not None and unconfirmed >= CONFIRM_AFTER):
                 confirmed += sink.confirm(target)
                 place.save(cursor)
+                tell(cursor)
                 handed_over.clear()
                 unconfirmed = 0
             if stopped:
                 return Relayed(tuple(done), confirmed, tuple(waiting[len(done) :]))
         cursor = cursor.behind(folder)
         done.append(folder)
+        if not unconfirmed:
+            tell(cursor)
     confirmed += sink.confirm(target)
     place.save(cursor)
+    tell(cursor)
     return Relayed(tuple(done), confirmed)
 
 

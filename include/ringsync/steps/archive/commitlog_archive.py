@@ -97,6 +97,7 @@ class ArchivedNode:
     :ivar token: token of its claim to the folder; empty: the folder is not claimed
     :ivar asked_s: monotonic time when it has told its settings, s
     :ivar free_bytes: room in the folder at the last look
+    :ivar disk_full: whether others have filled its disk, so that it is the disk that ends first
     :ivar waiting: finished segments there
     :ivar archived: segments that this run has archived
     :ivar left_ms: when segments that have left were written last, ms since the epoch, by id
@@ -115,6 +116,7 @@ class ArchivedNode:
     token: str = field(default="", compare=False)
     asked_s: float = field(default=float("-inf"), compare=False)
     free_bytes: int = field(default=0, compare=False)
+    disk_full: bool = field(default=False, compare=False)
     waiting: int = field(default=0, compare=False)
     archived: int = field(default=0, compare=False)
     left_ms: dict[int, int] = field(default_factory=dict, compare=False)
@@ -256,17 +258,18 @@ class Archiver:
             return "it does not say where its cdc_raw is: sync.cdc_raw can name it", True
         found = self._look(node)
         self._note_unread(node, found)
+        room = found.room_in(node.folder, node.total_bytes)
         if chosen := self._chosen(node, found, failed)[: self._settings.uploads]:
             if refused := self._not_ours(node):
-                return f"{_room(node, found)}, and nothing is archived: {refused}", True
+                return f"{room}, and nothing is archived: {refused}", True
             failed |= self._archive(node, chosen)
             return node.error, False
         if failed:
             more = f" (and {len(failed) - 1} other segments)" if len(failed) > 1 else ""
-            why = f"{_room(node, found)}, and a segment cannot be archived: {next(iter(failed.values()))}{more}"
+            why = f"{room}, and a segment cannot be archived: {next(iter(failed.values()))}{more}"
             return why, True
         if found.free < self._needed(node, found) and self._settings.policy != "off":
-            return f"{_room(node, found)}: Cassandra has not finished the segments that are left there", True
+            return f"{room}: {found.why_nothing_leaves}", True
         if not node.total_bytes and not self._settings.total_mb:
             return "it does not tell this worker its cdc_total_space: archive.total_mb can say it", True
         return what_is_refused(Path(node.folder)), True
@@ -300,7 +303,8 @@ class Archiver:
     def _look(self, node: ArchivedNode) -> RawFolder:
         folder = Path(node.folder)
         found = look(folder, node.total_bytes or self._settings.total_mb * 2**20 or total_space({}, folder))
-        node.free_bytes, node.waiting = found.free, sum(segment.is_complete for segment in found.segments)
+        node.free_bytes, node.disk_full = found.free, found.is_disk_full
+        node.waiting = sum(segment.is_complete for segment in found.segments)
         return found
 
     def _note_unread(self, node: ArchivedNode, found: RawFolder) -> None:
@@ -483,16 +487,9 @@ class Archiver:
 
     def status(self) -> dict[str, Any]:
         """Return how each node stands."""
-        names = ("endpoint", "folder", "total_bytes", "free_bytes", "waiting", "archived", "error")
+        names = ("endpoint", "folder", "total_bytes", "free_bytes", "disk_full", "waiting", "archived", "error")
         return {
             node.node: {name: getattr(node, name) for name in names} | {"empties": bool(node.token) and not node.error}
             for node in (self._nodes or {}).values()
             if node.captures or node.folder
         }
-
-
-def _room(node: ArchivedNode, found: RawFolder) -> str:
-    mb = 2**20
-    return (
-        f"{found.free // mb:,} of {(node.total_bytes or found.used + found.free) // mb:,} MB are free in {node.folder}"
-    )

@@ -53,11 +53,31 @@ class RawFolder:
     :ivar segments: the oldest first
     :ivar used: bytes of all files, as Cassandra counts them: a preallocated segment has its whole size
     :ivar free: bytes until Cassandra's limit, or the disk's
+    :ivar is_disk_full: whether it is the disk that ends first: others have filled it
     """
 
     segments: tuple[RawSegment, ...]
     used: int
     free: int
+    is_disk_full: bool = False
+
+    def room_in(self, folder: str, total_bytes: int) -> str:
+        """Say how much room there is.
+
+        :param total_bytes: the node's ``cdc_total_space``; 0: unknown
+        """
+        mb = 2**20
+        return f"{self.free // mb:,} of {(total_bytes or self.used + self.free) // mb:,} MB are free in {folder}"
+
+    @property
+    def why_nothing_leaves(self) -> str:
+        """Say why there is little room though all that is finished has left."""
+        if self.is_disk_full:
+            return (
+                f"the disk is full: the folder itself has {self.used // 2**20:,} MB, the rest others have used. Make "
+                "room on that disk"
+            )
+        return "Cassandra has not finished the segments that are left there"
 
 
 def look(folder: Path, total_bytes: int) -> RawFolder:
@@ -81,7 +101,8 @@ def look(folder: Path, total_bytes: int) -> RawFolder:
         segments.append(RawSegment(segment_id(name) or 0, file, index, is_complete, size, before_ms, ended_ms))
         before_ms = ended_ms
     used = sum(stat.st_size for stat in sizes.values())
-    return RawFolder(tuple(segments), used, max(0, min(total_bytes - used, shutil.disk_usage(folder).free)))
+    free, of_disk = max(0, total_bytes - used), shutil.disk_usage(folder).free
+    return RawFolder(tuple(segments), used, min(free, of_disk), of_disk < free)
 
 
 def _index(file: Path) -> tuple[str, bool]:

@@ -69,7 +69,7 @@ def log_progress(status: Status | None, now_ms: int, patience_ms: int, since_ms:
     :param patience_ms: longest wait for a loop that reads nothing, ms
     :param since_ms: ``since_ms`` of the progress before
     """
-    clear_at, reason = int(status["clear_at_ms"]) if status else 0, ""
+    clear_at, reason = int(status.get("clear_at_ms") or 0) if status else 0, ""
     if status is None:
         reason = "they are not read: scylla_log_stage has given no sign of life"
     elif (age := age_s(status, now_ms / 1000)) > STALE_AFTER_S:
@@ -88,12 +88,12 @@ def _staged(status: Status | None, node: str, queue: str, now_ms: int) -> tuple[
     """Return up to which moment a node's log is staged, and why it is not read (empty: it is)."""
     if status is None:
         return 0, f"its log is not read: the worker of queue {queue} has given no sign of life"
-    log = status["nodes"].get(node)
-    clear_at = int(log["clear_at_ms"]) if log else 0
+    log = status.get("nodes", {}).get(node)
+    clear_at = int(log.get("clear_at_ms") or 0) if log else 0
     if (age := age_s(status, now_ms / 1000)) > STALE_AFTER_S:
         return clear_at, f"its log is not read: the worker of queue {queue} has given no sign of life for {age:.0f} s"
     if log is None:
         return 0, f"its log is not read: the worker of queue {queue} does not know it"
     if status.get("error"):
         return clear_at, f"its log is not read: {status['error']}"
-    return clear_at, "" if log["is_read"] else f"its log is not read: {log['error']}"
+    return clear_at, "" if log.get("is_read") else f"its log is not read: {log.get('error')}"

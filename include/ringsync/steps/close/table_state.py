@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ import numpy as np
 from ringsync.ledger.staging import Block, Bucket
 from ringsync.steps.application import plain
 from ringsync.steps.close.agreement import OpenBucket
+from ringsync.steps.passes.behind import behind_ms, lag_until_ms
 from ringsync.steps.passes.follow_ups import FollowUps
 from ringsync.steps.sync_plan import SyncTable
 
@@ -79,6 +81,7 @@ class TableState:
         """
         lags, agreements = self.lags_ms, self.agreement_ms
         follow_ups = self._status_of_follow_ups()
+        behind, kafka_lag_ms = self._behind(follow_ups, kafka)
         # The replica has all rows that were written before the end of the closed buckets, except late ones.
         is_complete = (
             not self.table.by_arrival
@@ -102,12 +105,30 @@ class TableState:
                 "message_p50": int(np.percentile(lags, 50)) if lags else None,
                 "message_p99": int(np.percentile(lags, 99)) if lags else None,
                 "agreement_p50": int(np.percentile(agreements, 50)) if agreements else None,
+                "replica_p50": self.follow_ups.replica_lag_ms if self.follow_ups else None,
+                "kafka_p50": kafka_lag_ms,
             },
+            "behind_ms": behind,
             **follow_ups,
             "complete_until_ms": complete_until if is_complete else None,
             "kafka_messages": kafka.get("messages"),
             "kafka_error": kafka.get("error"),
         }
+
+    def _behind(self, status: Mapping[str, Any], kafka: Mapping[str, Any]) -> tuple[dict[str, int | None], int | None]:
+        """Return for how long replica and Kafka have lacked something that is published, ms, and the time from write to
+        acknowledgement of what Kafka has confirmed last, ms; None: unknown. During a bootstrap nothing is due."""
+        newest, replica_pass = kafka.get("newest"), status["replica_pass"]
+        if self.follow_ups is None or status["bootstrap"]:
+            return {"replica": None, "kafka": None}, None
+        passes, now_ms = self.follow_ups.passes, int(time.time() * 1000)
+        of_replica = of_kafka = None
+        if replica_pass is not None:
+            of_replica = behind_ms(passes, lambda made: made.number <= replica_pass, now_ms)
+        if newest is not None:
+            of_kafka = behind_ms(passes, lambda made: made.folder <= newest, now_ms)
+        lags = (lag_until_ms(made, kafka["newest_ms"]) for made in passes if made.folder == newest)
+        return {"replica": of_replica, "kafka": of_kafka}, next(lags, None)
 
     def _status_of_follow_ups(self) -> dict[str, Any]:
         """Return how far the table's passes have come; what cannot be read now is unknown."""

@@ -26,6 +26,7 @@ from ringsync.replica.evolve import ReplicaWaitsError
 from ringsync.ring.ranks import RankedRing
 from ringsync.ring.ring import Host
 from ringsync.steps.application import Application, StepError
+from ringsync.steps.passes.behind import lag_until_ms
 from ringsync.steps.passes.make import PassContext, commit
 from ringsync.steps.passes.missed_rows import TOLD_AGAIN, MissedRows, Owed, owed
 from ringsync.steps.passes.replica_task import ReplicaTask
@@ -233,12 +234,12 @@ class FollowUps:
         self._mismatch: str | None = None
         self._waits = self._has_new = False
         self._asked: tuple[ReplicaState | None, int, float] | None = None  # state, last pass then, monotonic time, s
-        self._published = last_published(self._store, table, self._passes)
+        self._published, self._owed_at = last_published(self._store, table, self._passes), 0
         self._owed: tuple[Owed, ...] = ()
-        self._owed_at = 0
         self._swept_at: float | None = None
         self._versions: dict[str, int] = {}
         self._snapshots: KnownSnapshots = {}
+        self.replica_lag_ms: int | None = None
 
     def follow(self, table: SyncTable) -> None:
         """Go on with a newer version of the table."""
@@ -406,8 +407,7 @@ class FollowUps:
         for number in sorted(self._passes):
             if number > self._published:
                 publish_pass(self._store, self._application.config, self._table, self._passes, number, self._announce)
-                self._published = number
-                self._has_new = True
+                self._published, self._has_new = number, True
 
     def _update_replica(self) -> bool:
         """Bring the replica up to the last pass; during a bootstrap the replica waits for the base that it makes.
@@ -431,6 +431,7 @@ class FollowUps:
             now_ms = int(time.time() * 1000)
             try:
                 append_pass(self._store, self._table.schema, next_pass.number, files, now_ms, seen=state)
+                self.replica_lag_ms = lag_until_ms(next_pass, now_ms)
             except (StaleStateError, SchemaChangedError) as error:
                 print(f"ringsync: {error}", flush=True)
             self._asked = None
@@ -451,16 +452,15 @@ class FollowUps:
 
         :returns: False: another process has made a pass meanwhile
         """
-        base_key = base_folder(self._table.schema.keyspace, self._table.schema.name)
-        base = read_snapshot(self._store, base_key, self._snapshots)
+        schema = self._table.schema
+        base = read_snapshot(self._store, base_folder(schema.keyspace, schema.name), self._snapshots)
         context = self.context(self._reader("none", state, self.last), late=True)
         task = MissedRows(context, debt.copied.bootstrap, base.transactions.get(transaction_of(debt.copied.bootstrap)))
         copies = FileStream(self._store, self._table.topic).parts(debt.copied.folder)
         files = [key for missed in reversed(debt.missed) for key in missed.changes] if copies is not None else []
         # One task takes all files: what the newest tells of a row, others need not.
         outputs = self._context.parallelize([files], 1).mapPartitions(task).collect()
-        made = commit(self._store, context, outputs, {TOLD_AGAIN: debt.copied.begin, "everywhere": 1})
-        if made is not None:
+        if made := commit(self._store, context, outputs, {TOLD_AGAIN: debt.copied.begin, "everywhere": 1}):
             self.made(made)
         return made is not None
 

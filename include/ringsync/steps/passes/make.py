@@ -254,6 +254,7 @@ def commit(
         counts={**counts, **{name: sum(getattr(output, name) for output in files) for name in ("rows", "messages")}},
         deleted_until_us=max((at for output in files if (at := output.deleted_until_us) is not None), default=None),
         epoch=context.reader.ring.ring.epoch,
+        lag_ms=int(np.median(lags)) if (lags := [lag for output in files for lag in output.lags_ms]) else 0,
     )
     if passes.put_pass(store, candidate):
         return candidate

@@ -25,6 +25,7 @@ from typing import Any, Self
 
 from ringsync.config import ConfigError
 from ringsync.storage.port import ObjectStore, StorageError
+from ringsync.streams.cursor import Cursor
 from ringsync.streams.files import StreamError
 from ringsync.streams.relay import relay
 from ringsync.streams.sink import AnotherRelayError, BrokerUnavailableError, RelayError, Sink
@@ -117,13 +118,19 @@ class SinkFeed:
         self._news.set()
 
     def status(self, topic: str) -> Mapping[str, Any] | None:
-        """Return the progress of a topic; None: there is no sink."""
+        """Return the progress of a topic; None: there is no sink.
+
+        ``newest`` is the last folder that the sink has confirmed, and ``newest_ms`` when it did, ms since the epoch;
+        empty: none. None: not known yet.
+        """
         if self._sink is None:
             return None
         known = self._topics.get(topic)
         if known is None:
-            return {"messages": 0, "error": self._error}
-        return {"messages": known.sink.confirmed, "error": (self._error if known.has_work else None) or known.error}
+            return {"messages": 0, "error": self._error, "newest": None, "newest_ms": 0}
+        error = (self._error if known.has_work else None) or known.error
+        newest, newest_ms = known.reached
+        return {"messages": known.sink.confirmed, "error": error, "newest": newest, "newest_ms": newest_ms}
 
     def producers(self) -> int:
         """Count the topics that have a producer."""
@@ -229,6 +236,7 @@ class SinkFeed:
             topic.name,
             topic.sink,
             folders=announced if topic.was_looked_at else None,
+            tell=topic.has_reached,
             stop=lambda: self._is_over() or is_trial or (self._is_crowded and time.monotonic() - begun > TURN_S),
         )
         if not announced or not topic.was_looked_at:
@@ -252,6 +260,7 @@ class _Topic:
     :ivar folders: folders that are known and not relayed yet
     :ivar look_at: time of the next look for others; minus infinity: the first is still to come
     :ivar tried_at: time when the last attempt began
+    :ivar reached: the last folder that the sink has, and when it was first known to have it, ms since the epoch
     """
 
     def __init__(self, name: str, sink: Sink) -> None:
@@ -261,6 +270,7 @@ class _Topic:
         self.look_at = self.tried_at = -math.inf
         self.is_running = False
         self.error: str | None = None
+        self.reached: tuple[str | None, int] = None, 0
         self._failures = 0
         self._pause_s = 0.0
         self._again_at = -math.inf
@@ -281,6 +291,11 @@ class _Topic:
     def is_well(self) -> bool:
         """Whether the sink has taken something of it, in this run and since it failed."""
         return self.error is None and self.sink.confirmed > 0
+
+    def has_reached(self, cursor: Cursor) -> None:
+        """Take note of how far the sink is."""
+        if cursor.newest != self.reached[0]:
+            self.reached = cursor.newest, int(time.time() * 1000)
 
     def place_in_queue(self) -> tuple[int, float, float]:
         """Return the place in the queue: first the fewest failures, then the longest wait, then by lot: the topics that
