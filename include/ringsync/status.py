@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ringsync.storage.port import ChecksumError, NotFoundError, ObjectStore, Stat
+from ringsync.storage.port import ChecksumError, NotFoundError, ObjectStore, Stat, list_named
 
 STALE_AFTER_S = 40.0
 """Seconds without a status before a loop counts as dead."""
@@ -60,10 +60,8 @@ def look_at_statuses(store: ObjectStore) -> Statuses:
     """Read all statuses, each on its own."""
     seen = Statuses()
     written: dict[str, tuple[int, int]] = {}
-    for stat in store.list(_FOLDER):
+    for stat in list_named(store, _FOLDER, r"[^/ ]+/[^/ ]+\.json"):
         loop = stat.key.removeprefix(_FOLDER).removesuffix(".json")
-        if not stat.key.endswith(".json"):
-            continue  # somebody else's
         try:
             seen.understood[loop] = status = _parsed(loop, store.get(stat.key))
         except NotFoundError:

@@ -21,7 +21,7 @@ from ringsync.storage.port import ObjectStore
 from servers.cassandra import CassandraNode
 from servers.cluster import connected, three_nodes
 from tests.chaos.applications import finished, started
-from tests.chaos.bootstraps import nodetool_of
+from tests.chaos.bootstraps import nodetool_of, say_emptied
 from tests.sync.judge import judge
 from tests.sync.pipeline import Pipeline, pipeline, wait_until_drained, write_conf
 from tests.sync.scenario import create_schema, start_loops, statements, write
@@ -116,6 +116,7 @@ def writing(session: Any, workload: Iterator[str]) -> Iterator[list[BaseExceptio
 def bootstrap_under_fire(running: Pipeline, table: str, chance: random.Random, log: Path) -> None:
     """Each step is killed once when it has done some of its work, and done again, as Airflow does."""
     conf, store, run = running.conf, running.store, table
+    say_emptied(conf)  # the stage may not have said so yet
     assert finished(log, "bootstrap_prepare", conf, table, run, "--enable-cdc", "--splits=12") == 0, tail(log)
     options = ("--bootstrap-run", run)
     killed = kill_when(lambda: len(copies(store)) > 5, log, "sstable_snapshot", conf, table, f"{run}.default", *options)

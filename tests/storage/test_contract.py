@@ -35,8 +35,7 @@ LEGAL_KEYS = [
     "brackets[0]*{x}",
     "quote'\"`",
     "back\\slash",
-    "...",
-    "..x/.hidden",
+    "x.../y.",
     "-",
     "日本/ü/🙂",
     "e\u0301 is not \u00e9",
@@ -62,6 +61,9 @@ ILLEGAL_KEYS = [
     "/".join(["d" * 99] * 11),
     ".ringsync/x",
     "a/.ringsync",
+    ".DS_Store",
+    "cdc/.DS_Store",
+    "..x/y",
 ]
 
 

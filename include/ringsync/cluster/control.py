@@ -30,7 +30,7 @@ from multiprocessing.connection import Connection, answer_challenge, deliver_cha
 from typing import Any
 
 from ringsync.cluster.limits import Account, ClosedError, Limiter, Limits
-from ringsync.storage.port import NotFoundError, ObjectStore, check_key
+from ringsync.storage.port import NotFoundError, ObjectStore, check_key, list_named
 
 Handler = Callable[[dict[str, Any]], dict[str, Any]]
 
@@ -409,7 +409,7 @@ class LimitsWatch:
         """Count the live runs, this run included."""
         now = self.clock()
         previous, self._seen = self._seen, {}
-        for stat in self.store.list(RUNS_PREFIX):
+        for stat in list_named(self.store, RUNS_PREFIX, r"[^ ]+\.json"):
             version, changed_at = previous.get(stat.key, ("", now))
             self._seen[stat.key] = (stat.version, changed_at if version == stat.version else now)
             if now - changed_at >= FORGOTTEN_AFTER_S and version == stat.version:

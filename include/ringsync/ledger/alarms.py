@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from hashlib import blake2b
 from typing import Any
 
-from ringsync.storage.port import ChecksumError, ObjectStore, get_json
+from ringsync.storage.port import ChecksumError, ObjectStore, get_json, list_named
 
 _ACTIVE, _HISTORY = "alarms/active.json", "alarms/history/"
 
@@ -152,7 +152,7 @@ def forget_before(store: ObjectStore, moment_ms: int) -> int:
     :raises StorageError: the store cannot be used
     """
     first = f"{_HISTORY}{_day(moment_ms)}"
-    old = [stat.key for stat in store.list(_HISTORY) if stat.key < first]
+    old = [stat.key for stat in list_named(store, _HISTORY, r"[\d-]{10}/[^ /]+\.json") if stat.key < first]
     for key in old:
         store.delete(key)
     return len(old)

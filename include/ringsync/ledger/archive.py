@@ -8,6 +8,7 @@ a segment is not archived: the upload goes on, or begins anew. Names of segments
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -21,7 +22,7 @@ from ringsync.formats.commitlog.names import INDEX_SUFFIX, index_name, segment_i
 from ringsync.formats.commitlog.segment import SegmentError, why_short
 from ringsync.ledger import waiting_segments
 from ringsync.ledger.staging import Written
-from ringsync.ledger.waiting_segments import ENTRY
+from ringsync.ledger.waiting_segments import ENTRY, waiting_keys
 from ringsync.storage.port import AlreadyExistsError, ChecksumError, NotFoundError, ObjectStore, StorageError
 
 WAITING, READ = waiting_segments.WAITING, "cdc_archive/"
@@ -31,6 +32,9 @@ _OTHER = (
     "{} has other bytes than the node's file of this name: is another cluster's archive in this store? Give each "
     "cluster a store of its own, or move the object away"
 )
+
+_PART = re.compile(rf"[^/]+/([^/]+)/(CommitLog-[^/]+?)(\.log|{re.escape(INDEX_SUFFIX)})")
+"""A segment, or its index."""
 
 
 class ArchiveError(StorageError):
@@ -239,7 +243,7 @@ def _entry_key(folder: str, entry: ArchivedSegment) -> str:
 
 def is_waiting(store: ObjectStore) -> bool:
     """Tell whether archived segments are to be read."""
-    return any(ENTRY.fullmatch(stat.key) for stat in store.list(WAITING))
+    return bool(waiting_keys(store))
 
 
 def tidy(
@@ -269,11 +273,11 @@ def tidy(
     keys += [stat.key for stat in store.list(WAITING)]
     there, left = frozenset(keys), set()
     for key in keys:
-        _, node, name = key.split("/", 2)
-        identity = segment_id(name)
-        if identity is None or f"{key.removesuffix(INDEX_SUFFIX).removesuffix('.log')}.log.json" in there:
-            continue
-        if key in seen and is_finished(node, identity):
+        part = _PART.fullmatch(key)
+        identity = segment_id(f"{part[2]}.log") if part else None
+        if part is None or identity is None or f"{key.removesuffix(part[3])}.log.json" in there:
+            continue  # it has an entry, or is not ours
+        if key in seen and is_finished(part[1], identity):
             store.delete(key)
         else:
             left.add(key)

@@ -6,7 +6,7 @@ import json
 from contextlib import suppress
 
 from ringsync.cql.identifiers import portable_name
-from ringsync.storage.port import AlreadyExistsError, ChecksumError, ObjectStore
+from ringsync.storage.port import AlreadyExistsError, ChecksumError, ObjectStore, list_named
 
 _FOLDER = "dropped_tables/"
 
@@ -27,13 +27,15 @@ def unmark_dropped(store: ObjectStore, keyspace: str, table: str, table_id: str)
 
 def dropped_of(store: ObjectStore, keyspace: str, table: str) -> dict[str, int]:
     """Read which tables of this name were found dropped: times, ms since the epoch, by table id; 0: unreadable."""
-    keys = [stat.key for stat in store.list(_key(keyspace, table, "").removesuffix(".json"))]
+    folder = _key(keyspace, table, "").removesuffix(".json")
+    keys = [stat.key for stat in list_named(store, folder, r"[^./ ]+\.json")]
     return {key.rpartition("/")[2].removesuffix(".json"): _found_ms(store, key) for key in keys}
 
 
 def all_dropped(store: ObjectStore) -> frozenset[str]:
     """List the ids of all tables that were found dropped."""
-    return frozenset(stat.key.rpartition("/")[2].removesuffix(".json") for stat in store.list(_FOLDER))
+    stats = list_named(store, _FOLDER, r"[^/]+/[^./ ]+\.json")
+    return frozenset(stat.key.rpartition("/")[2].removesuffix(".json") for stat in stats)
 
 
 def _found_ms(store: ObjectStore, key: str) -> int:

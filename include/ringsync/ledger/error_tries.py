@@ -26,7 +26,14 @@ from ringsync.changes.digest import DIGEST_BYTES
 from ringsync.compiled.arrow import Integers, Mask, integers
 from ringsync.ledger.passes import LATE, Digests, are_published, digest_halves, get_pass, pass_numbers, read_digests
 from ringsync.ledger.staging import Bucket, late_key
-from ringsync.storage.port import AlreadyExistsError, ChecksumError, NotFoundError, ObjectStore, VersionMismatchError
+from ringsync.storage.port import (
+    AlreadyExistsError,
+    ChecksumError,
+    NotFoundError,
+    ObjectStore,
+    VersionMismatchError,
+    list_named,
+)
 
 FileOutcome = Literal["published", "of_dropped_tables"]
 """What became of a file of late rows."""
@@ -34,7 +41,7 @@ FileOutcome = Literal["published", "of_dropped_tables"]
 TAKEN = "errors/taken/"
 """Folder of the marks."""
 
-_FOLDER = "errors/retry/"
+_FOLDER, _TRY = "errors/retry/", r"[^/. ]+\.json"
 _TRIED_KEY = re.compile(r".*/([^/]+)/errors-([^/]+)\.arrow")
 _PASSES, _FILES = 4096, 256
 """Passes, and files of digests, that are kept in memory."""
@@ -133,7 +140,7 @@ def read_tries(store: ObjectStore) -> list[tuple[Try, str]]:
     :raises ChecksumError: one cannot be read; the message says what to do
     """
     found = []
-    for stat in store.list(_FOLDER):
+    for stat in list_named(store, _FOLDER, _TRY):
         with suppress(NotFoundError):  # it was solved meanwhile
             found.append((_read(store, stat.key), stat.version))
     return sorted(found, key=lambda one: (one[0].at_ms, one[0].id))

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 
-from ringsync.storage.port import ObjectStore, VersionMismatchError
+from ringsync.storage.port import ObjectStore, VersionMismatchError, list_named
 
 _FOLDER = "followed/"
 
@@ -29,9 +29,8 @@ def keep_following(store: ObjectStore, table_id: str) -> str:
 
 def followed_tables(store: ObjectStore) -> dict[str, str]:
     """Read the versions of the followed tables' objects, by table id."""
-    return {
-        stat.key.removeprefix(_FOLDER).removesuffix(".json"): stat.version for stat in store.list(_FOLDER) if stat.size
-    }
+    stats = list_named(store, _FOLDER, r"[^. ]+\.json")
+    return {stat.key.removeprefix(_FOLDER).removesuffix(".json"): stat.version for stat in stats if stat.size}
 
 
 def end_following(store: ObjectStore, table_id: str, version: str) -> bool:

@@ -20,7 +20,7 @@ from uuid import UUID
 
 from ringsync.ledger.database import CDC_LOGS
 from ringsync.ledger.dropped_tables import all_dropped
-from ringsync.storage.port import AlreadyExistsError, ChecksumError, ObjectStore, get_json
+from ringsync.storage.port import AlreadyExistsError, ChecksumError, ObjectStore, get_json, list_named
 
 _GAPS, _VERIFIED, _UNREAD = "gaps/", "verified/", "staging/unread/"
 
@@ -100,7 +100,7 @@ class Gaps:
 
         :raises StorageError: the store cannot be used
         """
-        there = {stat.key: stat.version for stat in self._store.list(_GAPS)}
+        there = {stat.key: stat.version for stat in list_named(self._store, _GAPS, r"[^/ ]+/[^/ ]+\.json")}
         self._known = {key: known for key, known in self._known.items() if known[0] == there.get(key)}
         found: dict[str, Gap | None] = {}
         for key, version in there.items():

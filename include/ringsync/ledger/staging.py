@@ -32,7 +32,14 @@ import google_crc32c
 import pyarrow as pa
 
 from ringsync.changes.schema import CHANGE_ROWS
-from ringsync.storage.port import AlreadyExistsError, ChecksumError, NotFoundError, ObjectStore, VersionMismatchError
+from ringsync.storage.port import (
+    AlreadyExistsError,
+    ChecksumError,
+    NotFoundError,
+    ObjectStore,
+    VersionMismatchError,
+    list_named,
+)
 
 STAGED_ROWS = CHANGE_ROWS.append(pa.field("node", pa.string()))
 """Schema of staged rows: change rows with the host id of the node whose log they come from."""
@@ -271,7 +278,7 @@ def rows_key(node: str, number: int, name: str) -> str:
 
 def rows_keys(store: ObjectStore) -> list[str]:
     """List the keys of all nodes' files of blocks, listed by a commit or not."""
-    return [stat.key for stat in store.list(_ROWS)]
+    return [stat.key for stat in list_named(store, _ROWS, r"[^ ]+\.arrow")]
 
 
 def commit_of_rows(key: str) -> tuple[str, int] | None:
@@ -286,6 +293,12 @@ def commit_of_rows(key: str) -> tuple[str, int] | None:
 def late_key(table_id: str, name: str) -> str:
     """Return the key of a file of late rows of a table."""
     return f"staging/late/{table_id}/{name}.arrow"
+
+
+def late_files(store: ObjectStore, table_id: str = "") -> list[str]:
+    """List the keys of the files of late rows of a table, or of all tables."""
+    stats = list_named(store, f"staging/late/{table_id}/" if table_id else "staging/late/", r"[^ ]+\.arrow")
+    return [stat.key for stat in stats if stat.key.count("/") > 2]
 
 
 def is_of_pass(key: str) -> bool:

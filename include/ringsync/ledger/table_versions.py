@@ -25,7 +25,7 @@ from ringsync.changes.identity import TableVersion
 from ringsync.cql.identifiers import portable_name
 from ringsync.schema.description import describe, from_description
 from ringsync.schema.table import TableSchema
-from ringsync.storage.port import AlreadyExistsError, ChecksumError, ObjectStore, StorageError, get_json
+from ringsync.storage.port import AlreadyExistsError, ChecksumError, ObjectStore, StorageError, get_json, list_named
 
 _BEGUN = "cdc_begun/"
 _ALL_BEGUN = "cdc_begun/taken_over.json"
@@ -87,8 +87,7 @@ def history_named(store: ObjectStore, name: str, first: int = 1) -> Iterator[His
 
 def names_of_histories(store: ObjectStore) -> list[str]:
     """List the tables that have a history, by the names of its folders (:func:`portable_name`)."""
-    places = (stat.key.split("/") for stat in store.list("schemas/"))
-    return sorted({place[1] for place in places if len(place) == 3 and "." in place[1]})
+    return sorted(names_of_versions(store))
 
 
 def names_of_versions(store: ObjectStore) -> dict[str, list[int]]:
@@ -403,7 +402,7 @@ class CdcBegun:
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
         take_over_followed(store)
-        keys = (stat.key for stat in store.list(_BEGUN))
+        keys = (stat.key for stat in list_named(store, _BEGUN, r"[^./ ]+\.json"))
         self._begun = {key.removeprefix(_BEGUN).removesuffix(".json") for key in keys if key != _ALL_BEGUN}
 
     def __contains__(self, table_id: str) -> bool:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from ringsync.ledger.passes import Pass, TableReplacedError, get_pass, pass_numbers, put_pass
-from ringsync.storage.port import AlreadyExistsError, ObjectStore
+from ringsync.storage.port import AlreadyExistsError, ObjectStore, list_named
 from ringsync.streams.files import FileStream, bootstrap_topic
 
 _FOLDER = re.compile(r"pass-(\d{12})")
@@ -39,7 +39,8 @@ class TopicOwner:
 
 def topic_owners(store: ObjectStore, topic: str) -> list[TopicOwner]:
     """Read the tables that a topic has had, in order; the last one has it now."""
-    return [TopicOwner(**json.loads(store.get(stat.key))) for stat in store.list(_folder(topic))]
+    owners = list_named(store, _folder(topic), r"\d{6,}\.json")
+    return [TopicOwner(**json.loads(store.get(stat.key))) for stat in owners]
 
 
 def take_topic(store: ObjectStore, topic: str, table_id: str, now_ms: int) -> None:

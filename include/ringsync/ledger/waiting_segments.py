@@ -28,6 +28,11 @@ class Waiting:
     oldest_ms: int
 
 
+def waiting_keys(store: ObjectStore) -> list[str]:
+    """List the keys of the entries of the archived segments that are to be read."""
+    return [stat.key for stat in store.list(WAITING) if ENTRY.fullmatch(stat.key)]
+
+
 def waiting(store: ObjectStore) -> Waiting:
     """Count the archived segments that are to be read.
 

@@ -15,11 +15,12 @@ from operator import itemgetter
 
 from ringsync.config.sync import Sync
 from ringsync.ledger.followed import followed_tables
-from ringsync.ledger.waiting_segments import WAITING
+from ringsync.ledger.staging import late_files
+from ringsync.ledger.waiting_segments import waiting_keys
 from ringsync.service.expected import CLOSE, LOG_STAGE
 from ringsync.service.health import unpublished
-from ringsync.status import LATE_ROWS, STALE_AFTER_S, STOP_KEY, Status, age_s, read_statuses
-from ringsync.steps.sync_plan import SyncPlan
+from ringsync.status import STALE_AFTER_S, STOP_KEY, Status, age_s, read_statuses
+from ringsync.steps.sync_plan import SyncPlan, plan_keys
 from ringsync.storage.port import NotFoundError, ObjectStore
 from ringsync.streams.cursor import CursorObject
 from ringsync.streams.files import FileStream
@@ -120,7 +121,7 @@ class _Patience:
 
     def _look(self) -> Seen:
         """Read the present state of the sync, and each plan, which may be large, once."""
-        keys = [stat.key for stat in self.store.list("plans/sync/")]
+        keys = plan_keys(self.store)
         if keys and keys[-1] != self.plan_key:
             with suppress(NotFoundError):  # it is old, and removed since: the next look finds a newer one
                 self.plan, self.plan_key = SyncPlan.from_json(self.store.get(keys[-1])), keys[-1]
@@ -156,13 +157,13 @@ def wait_until_published(
     try:
         patience.until_nothing(lambda seen: logs_left(seen, sync, synced_ms + CLOCKS_MS))
         # What was archived unread is in no log any more.
-        archived = {stat.key for stat in store.list(WAITING)}
+        archived = {*waiting_keys(store)}
         patience.until_nothing(lambda seen: archive_left(store, archived))
         # All writes are in buckets that have begun by now, or in files of late rows. A closing bucket also moves rows
         # there if their present state cannot be known.
         staged_ms = now_ms()
         patience.until_nothing(lambda seen: buckets_left(seen, staged_ms, staged_ms))
-        files = {stat.key for stat in store.list(LATE_ROWS)}
+        files = {*late_files(store)}
         patience.until_nothing(lambda seen: late_left(store, seen, files))
         late_ms = now_ms()
         seen = patience.until_nothing(lambda seen: buckets_left(seen, staged_ms, late_ms))
@@ -231,7 +232,7 @@ def archive_left(store: ObjectStore, keys: Set[str]) -> Iterator[Left]:
 
     :param keys: keys of the objects to wait for
     """
-    left = {key for key in keys & {stat.key for stat in store.list(WAITING)} if key.endswith(".json")}
+    left = keys & {*waiting_keys(store)}
     if left:
         yield Left(CLOSE, f"{len(left):,} archived commit logs wait for the DAG archive_reprocess")
 
@@ -241,7 +242,7 @@ def late_left(store: ObjectStore, seen: Seen, files: set[str]) -> Iterator[Left]
 
     :param files: keys of the files to wait for, also of tables that are gone: they are removed soon
     """
-    left = files & {stat.key for stat in store.list(LATE_ROWS)}
+    left = files & {*late_files(store)}
     if left:
         late = seen.statuses.get(LATE, {})
         reason = f"{len(left):,} files of late rows are not published, {late.get('waiting') or 0:,} rows wait"

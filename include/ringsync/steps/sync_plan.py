@@ -23,7 +23,7 @@ from ringsync.ledger.table_versions import CdcBegun, TableVersionError, version_
 from ringsync.ring.ring import Host, Replication, RingError, RingSnapshot
 from ringsync.schema.table import TableSchema, UnreadableTable
 from ringsync.steps.stage.claims import is_claimed, known_nodes
-from ringsync.storage.port import AlreadyExistsError, ChecksumError, NotFoundError, ObjectStore
+from ringsync.storage.port import AlreadyExistsError, ChecksumError, NotFoundError, ObjectStore, list_named
 from ringsync.streams.files import data_topic
 
 KEPT_PLANS = 100
@@ -178,9 +178,14 @@ def plan_of(
         store.put(key, made.to_json().encode(), if_absent=True)
     except AlreadyExistsError:
         return SyncPlan.from_json(store.get(key))
-    for stat in store.list(_PLANS)[:-KEPT_PLANS]:
-        store.delete(stat.key)
+    for old in plan_keys(store)[:-KEPT_PLANS]:
+        store.delete(old)
     return made
+
+
+def plan_keys(store: ObjectStore) -> list[str]:
+    """List the keys of the plans that are kept, the oldest first."""
+    return [stat.key for stat in list_named(store, _PLANS, r"\d{13}\.json")]
 
 
 def make_plan(
@@ -249,7 +254,7 @@ def _remembered(store: ObjectStore, node: str) -> Host:
 def _plan_before(store: ObjectStore, interval: Bucket) -> SyncPlan | None:
     """Read the newest plan before an interval that is not damaged; None: there is none. Later ones were made by a clock
     that is ahead."""
-    for key in reversed([stat.key for stat in store.list(_PLANS) if stat.key < _key(interval)]):
+    for key in reversed([key for key in plan_keys(store) if key < _key(interval)]):
         with suppress(NotFoundError, ChecksumError, ValueError, KeyError, TypeError):
             return SyncPlan.from_json(store.get(key))
     return None

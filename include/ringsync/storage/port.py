@@ -7,6 +7,7 @@ whole or not at all, and its bytes never change: a put replaces it by another ob
 from __future__ import annotations
 
 import json
+import re
 import unicodedata
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -16,7 +17,7 @@ MAX_KEY_BYTES = 1024
 MAX_PART_BYTES = 255
 """Longest part of a path in file systems (NAME_MAX)."""
 HIDDEN_FOLDER = ".ringsync"
-"""Folder of the local store itself; no key may name it."""
+"""Folder of the local store itself. No part of a key begins with a dot, so hidden files of others are no objects."""
 
 
 class StorageError(Exception):
@@ -122,14 +123,14 @@ class ObjectStore(Protocol):
 def check_key(key: str) -> str:
     """Return the key if every store can hold it.
 
-    :raises ValueError: the key is empty or too long, has an empty part, ``.``, ``..``, a control character,
-        a part reserved for the local store, or is not valid Unicode
+    :raises ValueError: the key is empty or too long, has an empty part, one that begins with a dot, or a control
+        character, or is not valid Unicode
     """
     _check_text(key)
     for part in key.split("/"):
-        if part in ("", ".", "..", HIDDEN_FOLDER):
+        if not part or part.startswith("."):
             raise ValueError(
-                f"object key {key!r} has the part {part!r}: use name/name/…, no '.', '..' or '{HIDDEN_FOLDER}'"
+                f"object key {key!r} has the part {part!r}: use name/name/…, none of which begins with '.'"
             )
         if len(part.encode()) > MAX_PART_BYTES:
             raise ValueError(f"object key {key!r} has a part of more than {MAX_PART_BYTES} bytes")
@@ -142,6 +143,15 @@ def get_json(store: ObjectStore, key: str) -> Any:
         return json.loads(store.get(key))
     except NotFoundError:
         return None
+
+
+def list_named(store: ObjectStore, folder: str, form: str) -> list[Stat]:
+    """List the objects of a folder whose names have a form. All others are not ours: somebody has put them there.
+
+    :param folder: with a slash at its end
+    :param form: regular expression of the whole name below the folder
+    """
+    return [stat for stat in store.list(folder) if re.fullmatch(form, stat.key.removeprefix(folder))]
 
 
 def is_legal_key(name: str) -> bool:

@@ -18,7 +18,7 @@ from ringsync.sources.scan.plan import ScanPlan
 from ringsync.state.bootstrap import COMPLETED, PUBLISHING, UNFINISHED, Bootstrap, BootstrapState
 from ringsync.steps.application import Application, StepError
 from ringsync.steps.tables import Outcome, failed_before
-from ringsync.storage.port import AlreadyExistsError, ObjectStore, get_json
+from ringsync.storage.port import AlreadyExistsError, ObjectStore, get_json, list_named
 
 TOKEN_RANGE, SSTABLE = "token_range", "sstable"
 """Modes: rows are selected from the cluster, or come from snapshots of its nodes."""
@@ -70,7 +70,7 @@ def load_plan(store: ObjectStore, run: str, table: TableName | None = None) -> B
 
 def plans_of(store: ObjectStore, run: str) -> dict[TableName, BootstrapPlan]:
     """Return the plans of a run for several tables, by table."""
-    keys = [stat.key for stat in store.list(f"plans/bootstrap/{run}/")]
+    keys = [stat.key for stat in list_named(store, f"plans/bootstrap/{run}/", r"[^/ ]+\.json")]
     plans = [plan for key in keys if (plan := _read(store, key)) is not None]
     return {(plan.scan.table.keyspace, plan.scan.table.name): plan for plan in plans}
 

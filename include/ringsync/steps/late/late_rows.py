@@ -28,7 +28,7 @@ from ringsync.compiled.arrow import Mask
 from ringsync.config import ConfigError
 from ringsync.ledger.error_tries import FileOutcome, mark_taken
 from ringsync.ledger.passes import among, digest_halves, first_of_each, sorted_digests
-from ringsync.ledger.staging import STAGED_ROWS, decode_rows, is_of_pass
+from ringsync.ledger.staging import STAGED_ROWS, decode_rows, is_of_pass, late_files
 from ringsync.schema.table import TableSchema
 from ringsync.state.out_of_sequence import SHARD_ROWS, OutOfSequence, Shard
 from ringsync.state.session import StateError
@@ -185,11 +185,11 @@ class LateRows:
     def _forget(self, table_id: str) -> None:
         """Remove and count the waiting rows of a table that is gone."""
         self._tables_unknown.discard(table_id)
-        for stat in self._store.list(f"{LATE_ROWS}{table_id}/"):
-            rows = self._read(stat.key)
-            self._forget_admitted(stat.key)
-            self._lose_sight_of(stat.key)
-            self._remove(stat.key, "of_dropped_tables")
+        for key in late_files(self._store, table_id):
+            rows = self._read(key)
+            self._forget_admitted(key)
+            self._lose_sight_of(key)
+            self._remove(key, "of_dropped_tables")
             count = rows.num_rows if rows is not None else 0
             self.counts.update(of_dropped_tables=count)
             print(f"ringsync: warning: table id {table_id} was dropped: {count} late rows of it are not published")
@@ -199,7 +199,7 @@ class LateRows:
 
     def _new_files(self) -> dict[str, list[str]]:
         """Find the unknown files of each table id, and remember those that are in the queue."""
-        there = [stat.key for stat in self._store.list(LATE_ROWS) if stat.key.endswith(".arrow")]
+        there = late_files(self._store)
         for key in self._broken.keys() - set(there):
             self._lose_sight_of(key)
         tables = {_table_id(key) for key in there}

@@ -28,7 +28,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ringsync.formats.commitlog.names import is_segment
-from ringsync.storage.port import ChecksumError, NotFoundError, ObjectStore, StorageError
+from ringsync.storage.port import ChecksumError, NotFoundError, ObjectStore, StorageError, list_named
 
 _PREFIX = "ringsync-claim."
 _PLACES = "staging/nodes/"
@@ -81,7 +81,7 @@ def put_place(store: ObjectStore, node: str, place: Place) -> None:
 
 def known_nodes(store: ObjectStore) -> list[str]:
     """Return the ids of all nodes that have or had a claim."""
-    return [stat.key.removeprefix(_PLACES) for stat in store.list(_PLACES)]
+    return [stat.key.removeprefix(_PLACES) for stat in list_named(store, _PLACES, r"[^/. ]+")]
 
 
 def is_claimed(store: ObjectStore, node: str) -> bool:
