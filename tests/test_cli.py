@@ -223,6 +223,24 @@ def test_of_several_tables_the_sums_are_shown_and_who_has_failed(run: Run) -> No
     ]
 
 
+def test_a_size_that_is_unknown_is_no_number(run: Run) -> None:
+    """A place that could not be read leaves no forecast, and fails nothing."""
+    table = {"splits": 2, "continues": None}
+    unread = {**table, "forecast": {"unknown": "token range (1, 2] could not be read"}}
+    put_report(run.store, "bootstrap_prepare", {"dry_run": True, **unread})
+    assert ended(run, "success", {"prepare": "success"}) == (
+        0,
+        ["prepare: size unknown: token range (1, 2] could not be read, 2 splits"],
+    )
+    numbers = {"rows": 5, "rows_low": 5, "rows_high": 5, "bytes": 1_000_000, "at_least": False, "exact": True}
+    known = {**table, "forecast": {**numbers, "seconds_at_the_limits": None}}
+    both = {"tables_done": 2, "tables_failed": 0, "dry_run": True, "tables": {"shop.a": unread, "shop.b": known}}
+    put_report(run.store, "bootstrap_prepare", both)
+    assert ended(run, "success", {"prepare": "success"})[1] == [
+        "prepare: 2 tables, size unknown of 1 tables: token range (1, 2] could not be read, 5 rows, 1.0 MB, 4 splits",
+    ]
+
+
 def test_a_failure_shows_its_error_and_where_to_look(run: Run) -> None:
     put_report(run.store, "bootstrap_prepare", {"exit_code": 3, "error": "no table shop.orders: check its name"})
     states = {"prepare": "failed", "scan": "upstream_failed", "verify": "upstream_failed"}

@@ -9,6 +9,7 @@ from typing import Any
 from cassandra import ConsistencyLevel, ReadTimeout
 
 from ringsync.cluster.limits import Permits
+from ringsync.cluster.page_size import PageSize, PageSizes
 from ringsync.cluster.schema import read_table
 from ringsync.cluster.session import ClusterSettings
 from ringsync.images.from_pages import row_images
@@ -46,6 +47,17 @@ def create_table(session: Any, keyspace: str) -> TableSchema:
     return read_table(session, keyspace, "t")
 
 
+def of_narrow_rows() -> PageSizes:
+    """What a process remembers that has read many narrow rows of every table: pages are as large as settings allow."""
+
+    class Grown(PageSize):
+        def __init__(self) -> None:
+            super().__init__()
+            self.came(100_000, 1)
+
+    return PageSizes(Grown)
+
+
 @dataclass
 class Faulty:
     """A session whose requests fail when ``fault`` has an error for their statement."""
@@ -53,6 +65,7 @@ class Faulty:
     session: Any
     fault: Fault
     asked: list[tuple[str, int]] = field(default_factory=list)
+    sizes: PageSizes = field(default_factory=of_narrow_rows)
 
     def prepare(self, cql: str) -> Any:
         return self.session.prepare(cql)

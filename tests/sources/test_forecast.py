@@ -20,8 +20,18 @@ from ringsync.cluster.schema import read_table
 from ringsync.cluster.session import ClusterSettings, close_all
 from ringsync.ring.splits import ReplicaRange
 from ringsync.ring.tokens import MAX_TOKEN, MIN_TOKEN, WHOLE_RING, TokenRange
-from ringsync.sources.scan.forecast import FAT_PAGES, PLACES, Forecast, extrapolate, sample, sample_places, summarise
-from ringsync.sources.scan.scan import ScanError, scan_query, scan_session
+from ringsync.sources.scan.forecast import (
+    FAT_PLACES,
+    PLACES,
+    Forecast,
+    Unknown,
+    extrapolate,
+    sample,
+    sample_places,
+    summarise,
+)
+from ringsync.sources.scan.pages import RETRY_DELAYS_S
+from ringsync.sources.scan.scan import scan_query, scan_session
 from servers.cassandra import CassandraNode
 from tests.sources.clusters import settings_of
 
@@ -63,7 +73,7 @@ def forecast_of(partition_sizes: npt.NDArray[np.int64], page: int, seed: int) ->
     for part in sample_places(RING, PLACES):
         first, end = np.searchsorted(rows, [part.range.start, part.range.end], side="right")
         mine = rows[first:end]
-        for pages in range(1, FAT_PAGES + 1):
+        for pages in range(1, FAT_PLACES + 1):
             read = mine[: pages * page]
             ended = len(mine) <= pages * page
             found = summarise(read, part.range, page, 10 * len(read), 3 * len(read), ended=ended, one_row=one_row)
@@ -109,9 +119,9 @@ def test_partitions_without_end_are_a_lower_bound() -> None:
     found = forecast_of(np.full(100, 100_000), 200, 1)
     assert found.at_least
     assert found.rows_high is None
-    assert found.largest_partition == FAT_PAGES * 200
+    assert found.largest_partition == FAT_PLACES * 200
     assert found.sampled_rows <= found.rows <= 100 * 100_000
-    assert forecast_of(np.array([100_000]), 200, 1).rows == FAT_PAGES * 200
+    assert forecast_of(np.array([100_000]), 200, 1).rows == FAT_PLACES * 200
 
 
 def test_a_fat_partition_that_is_met_does_not_make_the_others_more() -> None:
@@ -143,7 +153,9 @@ def forecast(
 ) -> Forecast:
     schema = read_table(session, keyspace, table)
     query = scan_query(schema, times=True, element_times=True)
-    return sample(scan_session(settings, NOW), schema, query, RING, settings, permits or Limiter(), **options)
+    found = sample(scan_session(settings, NOW), schema, query, RING, settings, permits or Limiter(), **options)
+    assert isinstance(found, Forecast)
+    return found
 
 
 def fill(session: Any, statement: str, rows: list[tuple[Any, ...]]) -> None:
@@ -172,7 +184,7 @@ def test_a_large_table_and_a_fat_partition(session: Any, settings: ClusterSettin
         [(i, c, "x" * 20) for i in range(5000) for c in range(4)],
     )
     limiter = Limiter(Limits(rows_per_s=50_000))
-    found = forecast(settings, session, keyspace, "large", page_rows=200, permits=limiter)
+    found = forecast(settings, session, keyspace, "large", place_rows=200, permits=limiter)
     assert not found.exact
     assert not found.at_least
     assert found.rows_high is not None
@@ -188,21 +200,23 @@ def test_a_large_table_and_a_fat_partition(session: Any, settings: ClusterSettin
     beginnings = [part.range.start for part in sample_places(RING, PLACES)]
     tokens = {row.id: row[1] for row in session.execute(f"SELECT DISTINCT id, token(id) FROM {name}")}
     fat = min(tokens, key=lambda id: min(tokens[id] - at for at in beginnings if at < tokens[id]))
-    fill(session, f"INSERT INTO {name} (id, c, a, b) VALUES (?, ?, 'x', 1)", [(fat, c) for c in range(FAT_PAGES * 200)])
+    fill(
+        session, f"INSERT INTO {name} (id, c, a, b) VALUES (?, ?, 'x', 1)", [(fat, c) for c in range(FAT_PLACES * 200)]
+    )
     fill(session, f"INSERT INTO {name} (id, c) VALUES (?, ?)", [(fat, c) for c in range(9000, 12_000)])
-    found = forecast(settings, session, keyspace, "large", page_rows=200)
+    found = forecast(settings, session, keyspace, "large", place_rows=200)
     assert found.at_least
     assert found.rows_high is None
-    assert FAT_PAGES * 200 - 10 <= found.largest_partition <= FAT_PAGES * 200
+    assert FAT_PLACES * 200 - 10 <= found.largest_partition <= (FAT_PLACES + 1) * 200
     assert found.rows_low <= 25_000 - 4
-    assert found.rows == pytest.approx(20_000 + FAT_PAGES * 200, rel=0.15)
-    everything = forecast(settings, session, keyspace, "large", page_rows=5000)
+    assert found.rows == pytest.approx(20_000 + FAT_PLACES * 200, rel=0.15)
+    everything = forecast(settings, session, keyspace, "large", place_rows=5000)
     assert everything.exact
     assert everything.rows == everything.rows_high == 25_000 - 4
 
 
 @pytest.mark.server
-def test_what_cannot_be_read_is_named(session: Any, settings: ClusterSettings, keyspace: str) -> None:
+def test_a_place_that_cannot_be_read_makes_it_unknown(session: Any, settings: ClusterSettings, keyspace: str) -> None:
     wanting = f"{keyspace}_wanting"
     session.execute(
         f"CREATE KEYSPACE {wanting} WITH replication = {{'class': 'SimpleStrategy', 'replication_factor': 3}}"
@@ -212,8 +226,11 @@ def test_what_cannot_be_read_is_named(session: Any, settings: ClusterSettings, k
     schema = read_table(session, wanting, "t")
     query = scan_query(schema, times=False, element_times=False)
     quorum = replace(settings, consistency_level="QUORUM")
-    with pytest.raises(ScanError, match=r"no forecast: token range \(-9223372036854775808, .*Unavailable"):
-        sample(scan_session(quorum, None), schema, query, RING, quorum, permits=limiter)
+    slept: list[float] = []
+    found = sample(scan_session(quorum, None), schema, query, RING, quorum, limiter, sleep=slept.append)
     session.execute(f"DROP KEYSPACE {wanting}")
+    assert isinstance(found, Unknown)
+    assert found.reason.startswith(f"token range ({MIN_TOKEN}, ")
+    assert "Unavailable" in found.reason
+    assert slept == list(RETRY_DELAYS_S), "one place is enough"
     assert limiter.running == 0
-    assert limiter.concurrency == 1

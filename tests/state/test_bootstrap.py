@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from cassandra import WriteTimeout
+from cassandra.query import SimpleStatement
 
 from ringsync.ring.tokens import TokenRange
 from ringsync.state.bootstrap import (
@@ -115,9 +116,12 @@ def test_a_lost_answer_is_no_loss(state: BootstrapState, session: Any) -> None:
         def __init__(self) -> None:
             self.lost = 0
 
-        def execute(self, statement: Any, parameters: Any) -> Any:
-            answer = session.execute(statement, parameters)
-            if statement.query_string.startswith("UPDATE") and self.lost % 2 == 0:
+        def prepare(self, cql: str) -> Any:
+            return session.prepare(cql)
+
+        def execute(self, statement: Any, parameters: Any = None, **options: Any) -> Any:
+            answer = session.execute(statement, parameters, **options)
+            if isinstance(statement, SimpleStatement) and "UPDATE" in statement.query_string and self.lost % 2 == 0:
                 self.lost += 1
                 raise WriteTimeout("unknown", write_type=7)
             self.lost += 1

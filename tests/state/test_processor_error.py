@@ -7,8 +7,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from ringsync.cluster.page_size import PAGE_BYTES
 from ringsync.formats.commitlog.reader import ERROR_ROWS
-from ringsync.state import processor_error
+from ringsync.ring.tokens import TokenRange
+from ringsync.state.bootstrap import BootstrapState, CommittedRange
 from ringsync.state.processor_error import LARGEST_INLINE, OVERFLOW, ErrorKey, ErrorTable, file_order
 from ringsync.state.session import StateSession
 from ringsync.storage.local import LocalStore
@@ -73,15 +75,43 @@ def rows_of(kept: ErrorTable, node: str) -> list[ErrorKey]:
     return found[0]
 
 
-def test_a_partition_is_read_page_by_page(
-    keyspace: str, session: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("_ROWS_OF_A_PAGE", "_ROWS_WITH_BYTES"):
-        monkeypatch.setattr(processor_error, name, 3)
-    kept = ErrorTable(session, keyspace, LocalStore(tmp_path))
-    kept.put(errors(*[b"x"] * 10), "paged")
-    assert [key.position for key in rows_of(kept, "paged")] == list(range(100, 1100, 100))
-    assert [row.raw for row in kept.rows("paged", FILE, with_bytes=True)] == [b"x"] * 10
+def test_every_answer_is_bounded_by_bytes(keyspace: str, session: Any, tmp_path: Path) -> None:
+    """Twenty rows of a megabyte were one page, and five thousand of the ledger's."""
+    measured = Measured(session)
+    kept = ErrorTable(measured, keyspace, LocalStore(tmp_path))  # type: ignore[arg-type]
+    raws = [bytes([number]) * 300_000 for number in range(12)]
+    kept.put(errors(*raws), "wide")
+    assert [row.raw for row in kept.rows("wide", FILE, with_bytes=True)] == raws
+    assert max(measured.sizes) <= PAGE_BYTES
+    measured.sizes.clear()
+    kept.put(errors(*[b"x"] * 1_000), "narrow")
+    assert [key.position for key in rows_of(kept, "narrow")] == list(range(100, 100_100, 100))
+    assert len(measured.sizes) <= 2 * 4, "narrow rows come in few pages"
+
+    ledger = BootstrapState(measured, keyspace).take_over("wide", "one")
+    ranges = [CommittedRange(TokenRange(n, n + 1), 1, 1, 1, 1, 1, "x" * 200_000) for n in range(20)]
+    for one in ranges:
+        ledger.commit(one)
+    measured.sizes.clear()
+    assert list(ledger.ranges()) == ranges
+    assert max(measured.sizes) <= PAGE_BYTES
+
+
+class Measured:
+    """A session that measures the values of each page."""
+
+    def __init__(self, session: Any) -> None:
+        self._session = session
+        self.sizes: list[int] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._session, name)
+
+    def execute(self, *arguments: Any, **options: Any) -> Any:
+        found = self._session.execute(*arguments, **options)
+        values = (value for row in found.current_rows for value in row)
+        self.sizes.append(sum(len(value) for value in values if isinstance(value, str | bytes)))
+        return found
 
 
 def test_a_flood_goes_to_the_object_store(keyspace: str, session: Any, tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ import pytest
 
 from ringsync.cluster.control import LIMITS_KEY
 from ringsync.cluster.limits import Limits
-from ringsync.sources.scan.scan import ScanError
 from ringsync.steps.bootstrap import prepare
 from ringsync.storage.local import LocalStore
 
@@ -25,12 +24,11 @@ def test_the_forecast_keeps_the_limits(tmp_path: Path, monkeypatch: pytest.Monke
         store.put(LIMITS_KEY, Limits(rows_per_s=5.0).to_json().encode())
     granted: list[int | None] = []
 
-    def sample(*given: Any, page_rows: int) -> Any:
+    def sample(*given: Any, place_rows: int, whole_first: bool) -> Any:
         permits = given[5]
-        assert 16 * page_rows / 5.0 < 60, "and they are few, or it takes hours"
-        granted.extend(permits.ask(1000, wait=False) for _ in range(3))
-        if len(granted) < 4:
-            raise ScanError("a timeout")
+        assert 16 * place_rows / 5.0 < 60, "and they are few, or it takes hours"
+        assert not whole_first
+        granted.extend(permits.ask(1000, wait=False) for _ in range(6))
         return "forecast"
 
     for name in ("cluster_settings", "scan_query"):
@@ -38,10 +36,12 @@ def test_the_forecast_keeps_the_limits(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(prepare, "scan_session", lambda *_: SimpleNamespace(reads_as_of=True))
     monkeypatch.setattr(prepare, "sample", sample)
     plan: Any = SimpleNamespace(
-        table=None, times=True, element_times=True, selection=SimpleNamespace(where=None), now=0, splits=()
+        table=None,
+        times=True,
+        element_times=True,
+        selection=SimpleNamespace(where=None),
+        now=0,
+        splits=(),
     )
-    slept: list[float] = []
-    monkeypatch.setattr(prepare, "time", SimpleNamespace(sleep=slept.append))
     assert prepare.read_a_little(config, store, plan) == "forecast"
-    assert len(slept) == 1
     assert sum(rows or 0 for rows in granted) < 10

@@ -14,6 +14,8 @@ from typing import Any, BinaryIO
 from cassandra.cluster import Session
 from cassandra.protocol import ExecuteMessage, ResultMessage, _ProtocolHandler
 
+from ringsync.cluster.page_size import PageSize, PageSizes
+
 NOW_SINCE = 5
 """First protocol version with ``now_in_seconds``."""
 
@@ -99,6 +101,7 @@ class RawSession:
         self.lock = Lock()
         self.statements: dict[str, Any] = {}
         self.facts: dict[Any, bool] = {}
+        self.sizes = PageSizes(PageSize)
 
 
 class SessionAt:
@@ -111,6 +114,7 @@ class SessionAt:
         ``now`` is only what the caller makes of it
     :ivar statements: cache of statements prepared on these connections, by CQL
     :ivar facts: cache of what the server can do
+    :ivar sizes: how large pages may be
     """
 
     def __init__(self, raw: RawSession, now: int | None) -> None:
@@ -120,6 +124,7 @@ class SessionAt:
         self._protocol = scan_protocol(now if self.reads_as_of else None)
         self.statements = raw.statements
         self.facts = raw.facts
+        self.sizes = raw.sizes
 
     def prepare(self, cql: str) -> Any:
         """Do the driver's ``prepare``."""

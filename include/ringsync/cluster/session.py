@@ -14,7 +14,8 @@ from typing import Any
 from cassandra import AuthenticationFailed, ConsistencyLevel, Unauthorized, UnresolvableContactPoints
 from cassandra.auth import PlainTextAuthProvider
 from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile, NoHostAvailable, Session
-from cassandra.policies import DCAwareRoundRobinPolicy, HostDistance, TokenAwarePolicy
+from cassandra.policies import DCAwareRoundRobinPolicy, HostDistance, RetryPolicy, TokenAwarePolicy
+from cassandra.protocol import IsBootstrappingErrorMessage
 from cassandra.query import named_tuple_factory
 
 from ringsync.cluster.connection import NotScyllaError, PageConnection, ScyllaConnection
@@ -85,6 +86,23 @@ class ReplicaAwarePolicy(TokenAwarePolicy):  # type: ignore[misc]
                 yield host
 
 
+class PagesShrink(RetryPolicy):  # type: ignore[misc]
+    """A policy that never repeats a request for a page which a node has tried to read.
+
+    The driver's own policy sends it to one node after another, even if the connection was lost because the page was too
+    large for the node's memory. :mod:`ringsync.sources.scan.pages` asks again, for a smaller page.
+    """
+
+    def on_read_timeout(self, *_: Any, **__: Any) -> tuple[int, None]:
+        """Tell the reader."""
+        return self.RETHROW, None
+
+    def on_request_error(self, query: Any, consistency: Any, error: Any, retry_num: int) -> tuple[int, None]:
+        """Ask another node only if this one has refused at once."""
+        refused = isinstance(error, IsBootstrappingErrorMessage)
+        return (self.RETRY_NEXT_HOST if refused else self.RETHROW), None
+
+
 def endpoint_of(host: Any) -> str:
     """Return ``address:port`` of one of the driver's hosts."""
     return f"{host.endpoint.address}:{host.endpoint.port}"
@@ -149,8 +167,8 @@ def _cluster(settings: ClusterSettings, protocol: int, connection: type[PageConn
             auth_provider=credentials,
             ssl_context=_tls_context(settings.tls) if settings.tls else None,
             execution_profiles={
-                EXEC_PROFILE_DEFAULT: _profile(settings, named_tuple_factory),
-                SCAN_PROFILE: _profile(settings, lambda names, rows: rows),
+                EXEC_PROFILE_DEFAULT: _profile(settings, named_tuple_factory, RetryPolicy()),
+                SCAN_PROFILE: _profile(settings, lambda names, rows: rows, PagesShrink()),
             },
             connection_class=connection,
             connect_timeout=settings.connect_timeout_s,
@@ -181,13 +199,16 @@ def _connected(cluster: Cluster, settings: ClusterSettings) -> Session:
     return session
 
 
-def _profile(settings: ClusterSettings, row_factory: Callable[[Any, Any], Any]) -> ExecutionProfile:
+def _profile(
+    settings: ClusterSettings, row_factory: Callable[[Any, Any], Any], retries: RetryPolicy
+) -> ExecutionProfile:
     nodes = DCAwareRoundRobinPolicy(local_dc=settings.local_datacenter or "")
     return ExecutionProfile(
         load_balancing_policy=ReplicaAwarePolicy(nodes),
         consistency_level=ConsistencyLevel.name_to_value[settings.consistency_level],
         request_timeout=settings.request_timeout_s,
         row_factory=row_factory,
+        retry_policy=retries,
     )
 
 

@@ -251,7 +251,9 @@ def _summary(report: dict[str, Any]) -> str:
 def _forecast(report: dict[str, Any]) -> list[str]:
     """Say what a dry run expects, of all its tables together."""
     tables = list(report["tables"].values()) if "tables" in report else [report]
-    forecasts = [table["forecast"] for table in tables]
+    every = [table["forecast"] for table in tables]
+    unknown = [forecast["unknown"] for forecast in every if "unknown" in forecast]
+    forecasts = [forecast for forecast in every if "unknown" not in forecast]
     total = {name: sum(forecast[name] for forecast in forecasts) for name in ("rows", "rows_low", "bytes")}
     rows = f"{total['rows']:,} rows"
     if any(forecast["at_least"] for forecast in forecasts):
@@ -259,7 +261,10 @@ def _forecast(report: dict[str, Any]) -> list[str]:
     elif not all(forecast["exact"] for forecast in forecasts):
         high = sum(forecast["rows_high"] for forecast in forecasts)
         rows = f"about {rows} ({total['rows_low']:,} to {high:,})"
-    parts = [rows, f"{total['bytes'] / 1e6:,.1f} MB", f"{sum(table['splits'] for table in tables):,} splits"]
+    parts = [rows, f"{total['bytes'] / 1e6:,.1f} MB"] if forecasts else []
+    if unknown:
+        parts.insert(0, f"size unknown{f' of {len(unknown):,} tables' if forecasts else ''}: {unknown[0]}")
+    parts.append(f"{sum(table['splits'] for table in tables):,} splits")
     if seconds := sum(forecast["seconds_at_the_limits"] or 0 for forecast in forecasts):
         parts.append(f"{duration(seconds)} at the configured limits")
     continued = [table["continues"] for table in tables if table["continues"]]

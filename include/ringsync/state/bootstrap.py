@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from datetime import UTC
 from typing import Any
 
+from cassandra import ConsistencyLevel
 from cassandra.cluster import Session
 
 from ringsync.ring.tokens import TokenRange
@@ -230,16 +231,18 @@ class RangeLedger:
 
     def ranges(self) -> tuple[CommittedRange, ...]:
         """Read all committed ranges, in token order; they do not overlap."""
-        rows = self._state.execute(
+        statement = self._state.bind(
             f"SELECT start_token, end_token, committed_by, rows, cells, pages, bytes, outputs FROM {self._table} "
-            "WHERE bootstrap_id = %s",
+            "WHERE bootstrap_id = ?",
             (self.bootstrap_id,),
         )
+        statement.consistency_level = ConsistencyLevel.SERIAL  # it sees every commit that ended before
         return tuple(
             CommittedRange(
                 TokenRange(row.start_token, row.end_token),
                 *(row.committed_by, row.rows, row.cells, row.pages, row.bytes, row.outputs),
             )
+            for rows in self._state.pages(statement, lambda row: 100 + len(row.outputs or ""))
             for row in rows
             if row.start_token is not None
         )

@@ -36,8 +36,8 @@ OVERFLOW = "errors/overflow/"
 """Folder of the records that were beyond the limit, by node."""
 
 _ROWS_AT_ONCE = 100
-_ROWS_OF_A_PAGE = 2_000
-_ROWS_WITH_BYTES = 20
+_KEY_BYTES = 200
+"""About how many bytes the short columns of a row have."""
 _HOUR_MS = 3_600_000
 _OVERFLOW_NAME = re.compile(r"(\d+)-(\d+)-[0-9a-f]{16}\.arrow")
 _COLUMNS = ("position", "length", "reason", "table_id", "raw", "raw_object")
@@ -194,7 +194,7 @@ class ErrorTable:
         distinct = self._state.bind(f"SELECT DISTINCT node, file FROM {self._table}", ())
         found = [
             (row.node, row.file)
-            for page in self._state.pages(distinct, _ROWS_OF_A_PAGE)
+            for page in self._state.pages(distinct, lambda _: _KEY_BYTES)
             for row in page
             if (node is None or row.node == node) and (file is None or row.file == file)
         ]
@@ -207,8 +207,7 @@ class ErrorTable:
         """
         columns = _COLUMNS if with_bytes else tuple(name for name in _COLUMNS if name != "raw")
         cql = f"SELECT {', '.join(columns)} FROM {self._table} WHERE node = ? AND file = ?"
-        size = _ROWS_WITH_BYTES if with_bytes else _ROWS_OF_A_PAGE
-        for page in self._state.pages(self._state.bind(cql, (node, file)), size):
+        for page in self._state.pages(self._state.bind(cql, (node, file)), _width):
             for row in page:
                 yield _row(ErrorKey(node, file, row.position), row)
 
@@ -241,6 +240,10 @@ class ErrorTable:
         """Delete rows. Repeating it is safe. Their objects stay."""
         cql = f"DELETE FROM {self._table} WHERE node = ? AND file = ? AND position = ?"
         self._state.write_all(self._state.bind(cql, (key.node, key.file, key.position)) for key in keys)
+
+
+def _width(row: Any) -> int:
+    return _KEY_BYTES + len(row.reason or "") + len(getattr(row, "raw", None) or b"")
 
 
 def _row(key: ErrorKey, row: Any) -> ErrorRow:

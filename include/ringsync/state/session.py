@@ -24,6 +24,7 @@ from cassandra import (
 from cassandra.cluster import NoHostAvailable, Session
 from cassandra.query import BatchStatement, BatchType, BoundStatement, PreparedStatement, SimpleStatement
 
+from ringsync.cluster.page_size import PageSize
 from ringsync.cluster.scylla import is_scylla
 from ringsync.cql.identifiers import quote
 
@@ -32,6 +33,9 @@ RETRY_DELAYS_S = (0.2, 0.5, 1.0, 2.0, 4.0, 8.0, 8.0, 8.0)
 
 SCHEMA_DELAYS_S = RETRY_DELAYS_S[:5]
 """Pauses before further tries if the node does not know the keyspace or table yet; another node may know it."""
+
+MOST_ROWS = 5000
+"""Most rows of a page."""
 
 CONCURRENT_REQUESTS = 32
 """Statements of :meth:`StateSession.read_all` under way at once."""
@@ -162,18 +166,29 @@ class StateSession:
         while under_way:
             yield finish()
 
-    def pages(self, statement: BoundStatement, rows: int) -> Iterator[list[Any]]:
-        """Execute a read page by page: the memory that it takes does not depend on how many rows there are.
+    def pages(self, statement: BoundStatement, width: Callable[[Any], int]) -> Iterator[list[Any]]:
+        """Execute a read page by page, and bound each page by bytes: neither a node nor we shall have all rows at once.
 
-        :param rows: most rows of a page
+        :param width: function that returns about how many bytes a row has
         :raises StateError: as :meth:`execute`
         """
-        statement.fetch_size = rows
-        found = self._repeat(lambda: self._session.execute(statement))
-        yield list(found.current_rows)
-        while (state := found.paging_state) is not None:
-            found = self._repeat(partial(self._session.execute, statement, paging_state=state))
-            yield list(found.current_rows)
+        size, state = PageSize(), None
+
+        def attempt() -> Any:
+            statement.fetch_size = rows = size.rows(MOST_ROWS)
+            try:
+                return self._session.execute(statement, paging_state=state)
+            except _UNCERTAIN:
+                size.failed(rows)
+                raise
+
+        while True:
+            found = self._repeat(attempt)
+            rows = list(found.current_rows)
+            size.came(len(rows), sum(map(width, rows)))
+            yield rows
+            if (state := found.paging_state) is None:
+                return
 
     def write_all(self, statements: Iterable[BoundStatement | BatchStatement]) -> None:
         """Execute statements without results as :meth:`read_all` does."""

@@ -34,7 +34,16 @@ from ringsync.ring.tokens import RING_WIDTH
 from ringsync.schema.table import TableSchema
 from ringsync.sources.lookup.keys import RowKeys, key_columns_of, places_in, row_identities, row_keys, taken
 from ringsync.sources.lookup.requests import Kind, Lookup, LookupQuery, halves, lookup_query, plan_lookups, request_of
-from ringsync.sources.scan.pages import PASSING_ERRORS, RETRY_DELAYS_S, Asked, Pages, Request, Stuck, row_count
+from ringsync.sources.scan.pages import (
+    PASSING_ERRORS,
+    RETRY_DELAYS_S,
+    Asked,
+    Pages,
+    Request,
+    Stuck,
+    row_count,
+    select_of,
+)
 
 IN_FLIGHT = 12
 """Requests on the way at once; fewer leave the server idle, more gain nothing."""
@@ -183,7 +192,7 @@ class _Reader:
                 if self.ended is not None:
                     self._give_up(self.waiting.popleft(), self.ended)
                     continue
-                if len(self.waiting[0].keys) > self.most_keys:
+                if len(self.waiting[0].keys) > self._most_keys(self.waiting[0]):
                     self.waiting.extend(self._smaller(self.waiting.popleft()))
                     continue
                 started = self._start(self.waiting[0])
@@ -220,6 +229,13 @@ class _Reader:
         except PASSING_ERRORS:
             asked = None  # _finish requests it again
         return _Running(lookup, request, pages, asked)
+
+    def _most_keys(self, lookup: Lookup) -> float:
+        """Return how many keys may be asked for together, so that a request that fails costs one page."""
+        if lookup.kind in ("slice", "whole"):
+            return self.most_keys
+        size = self.session.sizes[select_of(self._query(lookup.kind).cql), False]
+        return min(self.most_keys, max(1, size.fitting))
 
     def _query(self, kind: Kind) -> LookupQuery:
         if kind not in self.queries:

@@ -116,12 +116,14 @@ def request_of(lookup: Lookup, cql: str, keys: RowKeys) -> Request:
     prefix = [part[int(partitions[0])].as_py() for part in keys.partition_parts[:-1]]
     values = (*prefix, list_of(keys.last_frames, partitions))
     if lookup.kind == "whole":
-        return Request(cql, values, thorough=len(partitions) == 1)
+        return Request(cql, values, thorough=len(partitions) == 1, begins_small=True)
     if lookup.kind == "static" or not keys.clustering_parts:
         return Request(cql, values, limit=len(partitions) + _ROOM)
     clusterings = np.unique(keys.clusterings[lookup.keys])
     most = len(partitions) * len(clusterings)
-    return Request(cql, (*values, list_of(keys.clustering_frames, clusterings)), limit=most + _ROOM)
+    is_large = len(partitions) == 1 and most > FEW_ROWS
+    listed = list_of(keys.clustering_frames, clusterings)
+    return Request(cql, (*values, listed), limit=most + _ROOM, begins_small=is_large)
 
 
 def halves(lookup: Lookup, keys: RowKeys) -> list[Lookup]:

@@ -1,4 +1,6 @@
-"""The forecast of a scan's size from a page at some places of the ring, for dry runs before anything is written.
+"""The forecast of a scan's size from some rows at some places of the ring, before anything is written.
+
+It informs and never fails: if a place cannot be read, the size is :class:`Unknown`.
 
 Murmur3 spreads partitions evenly over the tokens, so the rows per token at some places give the rows per token in all.
 Partitions that are much larger than others may be missed: the chance to meet the one with a million rows is small, and
@@ -9,32 +11,35 @@ table may have many times more rows. :attr:`Forecast.at_least` says whether such
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import NormalDist
 from typing import Any
 
 import numpy as np
-from cassandra import ConsistencyLevel
-from cassandra.cluster import Session
 
 from ringsync.cluster.limits import Permits
-from ringsync.cluster.session import SCAN_PROFILE, ClusterSettings, explained_errors
+from ringsync.cluster.protocol import SessionAt
+from ringsync.cluster.session import ClusterSettings
 from ringsync.cql.codec.decode import decode
 from ringsync.cql.types import Native
-from ringsync.formats.result_page import Page, page_cells
+from ringsync.formats.result_page import page_cells
 from ringsync.ring.splits import ReplicaRange
 from ringsync.ring.tokens import TokenRange
 from ringsync.schema.table import TableSchema
-from ringsync.sources.scan.pages import PASSING_ERRORS
-from ringsync.sources.scan.scan import ScanError, ScanQuery
+from ringsync.sources.scan.pages import Pages, Request, Stuck
+from ringsync.sources.scan.partitions import token_bytes
+from ringsync.sources.scan.scan import ScanQuery
 
 PLACES = 16
-"""Number of places where a page is read."""
-PAGE_ROWS = 1000
-"""Rows of such a page: 16,000 rows give the size of a table of small partitions within about 2 %."""
-FAT_PAGES = 10
-"""Most pages to read of a partition that is larger than a page, to see its end."""
+"""Number of places where rows are read."""
+PLACE_ROWS = 1000
+"""Rows of a place: 16,000 rows give the size of a table of small partitions within about 2 %."""
+PLACE_BYTES = 2 * 2**20
+"""Bytes of a place: where rows are wide, fewer are read."""
+FAT_PLACES = 10
+"""How many times as much is read of a partition that is larger, to see its end."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +52,8 @@ class Forecast:
     :ivar bytes: expected bytes of result pages
     :ivar cells: expected non-null values of non-key columns
     :ivar exact: whether the samples saw every row
-    :ivar at_least: whether there are partitions larger than ``FAT_PAGES`` pages; their further rows are unknown and not
-        in the forecast
+    :ivar at_least: whether there are partitions larger than ``FAT_PLACES`` places; their further rows are unknown and
+        not in the forecast
     :ivar largest_partition: rows seen of the largest partition
     :ivar sampled_part: share of the tokens whose rows were seen, from 0 to 1
     """
@@ -93,43 +98,64 @@ class Sample:
     cut_width: int = 0
 
 
+@dataclass(frozen=True)
+class Unknown:
+    """There is no forecast: a place could not be read.
+
+    :ivar reason: which place, the cause and what may help, as text
+    """
+
+    reason: str
+
+    def as_report(self) -> dict[str, Any]:
+        """Return the reason as a JSON object for reports."""
+        return {"unknown": self.reason}
+
+
 def sample(
-    session: Session,
+    session: SessionAt,
     table: TableSchema,
     query: ScanQuery,
     ranges: Iterable[ReplicaRange],
     settings: ClusterSettings,
     permits: Permits,
     *,
-    page_rows: int = PAGE_ROWS,
+    place_rows: int = PLACE_ROWS,
     whole_first: bool = False,
-) -> Forecast:
-    """Read a page at some places, spread evenly over the ranges, and extrapolate.
+    sleep: Callable[[float], None] = time.sleep,
+) -> Forecast | Unknown:
+    """Read some rows at some places, spread evenly over the ranges, and extrapolate.
 
     :param session: result of :func:`ringsync.sources.scan.scan.scan_session`
     :param query: query of the scan; its columns determine bytes and cells
     :param ranges: token ranges of the scan, disjoint, without wrap
     :param settings: settings with the consistency level and page size of the scan
-    :param page_rows: rows of a page, if ``settings`` and ``permits`` allow as many
-    :param whole_first: whether to read a page from the begin on first, which a small table does not exceed: then there
-        is one request instead of one for each place
-    :raises ScanError: a page could not be read; it is not tried again
+    :param place_rows: rows of a place, if they are narrow
+    :param whole_first: whether to read from the begin on first, which a small table does not exceed: then there is one
+        place
+    :param sleep: function that waits before a page is requested again, given seconds
+    :returns: unknown if a place cannot be read; no further place is tried then
     :raises NoPermissionError: the user may not read the table
+    :raises cassandra.InvalidRequest: the table is gone
     """
     wanted = tuple(ranges)
-    prepared = session.prepare(query.cql)
-    rows = min(page_rows, settings.page_size)
     width = sum(part.range.width for part in wanted)
-    if whole_first and len(places := sample_places(wanted, 1)) == 1 and places[0].range.width == width:
-        read = _reader(session, prepared, places[0], settings, permits)
-        found = _sample(read, places[0].range, query, table, min(4 * rows, settings.page_size), fat_pages=1)
-        if found.counted_width == width:
-            return extrapolate([found], width)
-    samples = []
-    for part in sample_places(wanted, PLACES):
-        read = _reader(session, prepared, part, settings, permits)
-        samples.append(_sample(read, part.range, query, table, rows))
-    return extrapolate(samples, width)
+
+    def look(part: ReplicaRange, rows: int, fat: int) -> Sample:
+        pages = Pages(session, session.statements, part.endpoints, settings, permits, sleep)
+        try:
+            return _sample(pages, part.range, query, table, rows, fat)
+        except Stuck as stuck:
+            raise Stuck(stuck.absent, f"token range {part.range} {stuck.reason}") from stuck
+
+    try:
+        if whole_first and len(places := sample_places(wanted, 1)) == 1 and places[0].range.width == width:
+            found = look(places[0], 4 * place_rows, 1)
+            if found.counted_width == width:
+                return extrapolate([found], width)
+        return extrapolate([look(part, place_rows, FAT_PLACES) for part in sample_places(wanted, PLACES)], width)
+    except Stuck as stuck:
+        return Unknown(stuck.reason)
 
 
 def sample_places(ranges: Sequence[ReplicaRange], places: int) -> list[ReplicaRange]:
@@ -161,47 +187,18 @@ def _contiguous_end(parts: Sequence[ReplicaRange], index: int) -> int:
     return parts[index].range.end
 
 
-Read = Callable[[int, bytes | None], tuple[Page, bytes | None]]
-
-
-def _reader(session: Session, prepared: Any, part: ReplicaRange, settings: ClusterSettings, permits: Permits) -> Read:
-    """Make a function that reads one page: (most rows, paging state) → (page, paging state)."""
-    statement = prepared.bind((part.range.start, part.range.end))
-    statement.consistency_level = ConsistencyLevel.name_to_value[settings.consistency_level]
-    statement.is_idempotent = True
-    statement.endpoints = part.endpoints
-
-    def read(rows: int, paging_state: bytes | None) -> tuple[Page, bytes | None]:
-        statement.fetch_size = permits.ask(rows)
-        try:
-            with explained_errors(settings.username):
-                result = session.execute(statement, execution_profile=SCAN_PROFILE, paging_state=paging_state)
-            page: Page = result.current_rows[0]
-        except Exception as error:
-            permits.failed(overloaded=isinstance(error, PASSING_ERRORS))
-            if isinstance(error, PASSING_ERRORS):
-                message = f"no forecast: token range {part.range} could not be read: {type(error).__name__}: {error}"
-                raise ScanError(message) from error
-            raise
-        permits.answered(int.from_bytes(page[:4], "big"), len(page))
-        return page, result.paging_state
-
-    return read
-
-
 def _sample(
-    read: Read, place: TokenRange, query: ScanQuery, table: TableSchema, rows: int, fat_pages: int = FAT_PAGES
+    pages: Pages, place: TokenRange, query: ScanQuery, table: TableSchema, most: int, fat_places: int
 ) -> Sample:
-    """Read a page of ``rows`` rows at a place, and further to the end of its last partition if that is near."""
+    """Read ``most`` rows at a place, or fewer if they are wide, and further to the end of the last partition if that is
+    near."""
     roles = [(column.role, column.column) for column in query.layout]
     token_at = roles.index(("token", None))
     values = {column.name for column in table.value_columns}
     one_row = not any(column.kind == "clustering" for column in table.columns)
     tokens: list[Any] = []
     size = cells = 0
-    paging_state: bytes | None = None
-    while True:
-        page, paging_state = read(rows, paging_state)
+    for page in pages.read(Request(query.cql, (token_bytes(place.start), token_bytes(place.end)), limit=most)):
         _, columns = page_cells(page, len(roles))
         size += len(page)
         tokens.append(decode(Native("bigint"), columns[token_at]).values.to_numpy(zero_copy_only=False))
@@ -209,9 +206,11 @@ def _sample(
             if role == "value" and name in values:
                 cells += int(np.count_nonzero(column.lengths >= 0))
         seen = np.concatenate(tokens)
-        summary = summarise(seen, place, rows, size, cells, ended=paging_state is None, one_row=one_row)
-        if paging_state is None or len(seen) >= (fat_pages * rows if summary.cut_partition else rows):
-            return summary
+        rows = max(1, min(most, len(seen) * PLACE_BYTES // size))
+        summary = summarise(seen, place, rows, size, cells, ended=pages.ended, one_row=one_row)
+        if len(seen) >= (fat_places * rows if summary.cut_partition else rows):
+            break
+    return summary
 
 
 def summarise(

@@ -10,17 +10,16 @@ from threading import RLock
 from typing import Any
 
 from cassandra import ConsistencyLevel, OperationTimedOut, ReadFailure, ReadTimeout, Unavailable
-from cassandra.cluster import NoHostAvailable, Session
+from cassandra.cluster import NoHostAvailable
 from cassandra.connection import ConnectionException
 from cassandra.protocol import IsBootstrappingErrorMessage, OverloadedErrorMessage, ServerError
 from cassandra.query import BoundStatement
 
 from ringsync.cluster.limits import Permits
+from ringsync.cluster.page_size import STEP, PageSize
+from ringsync.cluster.protocol import SessionAt
 from ringsync.cluster.session import SCAN_PROFILE, ClusterSettings, explained_errors
 from ringsync.formats.result_page import Page
-
-PAGE_BYTES = 8 * 2**20
-"""Wanted size of a page: if rows are wide, a page has fewer rows than the settings allow."""
 
 PAGES_AHEAD = 4
 BYTES_AHEAD = 8 * 2**20
@@ -30,13 +29,6 @@ RETRY_DELAYS_S = (0.5, 2.0, 8.0)
 """Pauses before a page is requested again."""
 PATIENCE = 3
 """Pages for which all pauses were in vain; after so many, only the first pause is made."""
-SHRINK = 4
-"""Divisor of a page's rows when it did not come and is requested again."""
-GROWTH = 1.25
-"""Growth of a page's rows after each page that came, up to a ceiling a little below the rows that failed."""
-CREEP = 1.002
-"""Growth of this ceiling. It is small: if large pages always fail, few are tried, since each costs a timeout."""
-
 _OVERLOADS = (OperationTimedOut, ReadTimeout, OverloadedErrorMessage)
 _ABSENCES = (Unavailable, ConnectionException, IsBootstrappingErrorMessage, NoHostAvailable)
 PASSING_ERRORS = (*_OVERLOADS, *_ABSENCES, ReadFailure, ServerError)
@@ -62,12 +54,15 @@ class Request:
     :ivar values: values as Cassandra serialises them
     :ivar limit: most rows of a page; no page is then requested ahead. None: as the settings say
     :ivar thorough: whether pages get smaller until one of a single row fails, however many attempts that takes
+    :ivar begins_small: whether its first page has one row, whatever other rows of the table are like: for many rows of
+        one partition, which may be unlike all others
     """
 
     cql: str
     values: tuple[bytes, ...]
     limit: int | None = None
     thorough: bool = False
+    begins_small: bool = False
 
 
 class Stuck(Exception):
@@ -144,34 +139,12 @@ class Asked:
             self._ended.set_result(None)
 
 
-class _Size:
-    """The number of rows that a page may have: fewer after pages that failed, and if rows are wide."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._bearable = self._fitting = float(limit)
-        self.ceiling = float(limit)
-
-    @property
-    def rows(self) -> int:
-        return max(1, int(min(self._bearable, self._fitting)))
-
-    def came(self, page: Page) -> None:
-        rows = row_count(page)
-        self.ceiling = min(self._limit, self.ceiling * CREEP)
-        self._bearable = min(self.ceiling, self._bearable * GROWTH + 1)
-        self._fitting = rows * PAGE_BYTES / len(page) if rows else self._limit
-
-    def failed(self, rows: int) -> None:
-        self.ceiling = 0.8 * rows
-        self._bearable = rows / SHRINK
-
-
 @dataclass
 class Pages:
-    """A reader of pages from the replicas of one token range. It remembers how large pages may be.
+    """A reader of pages from the replicas of one token range. The session remembers how large pages may be.
 
-    ``times`` says when the page that :meth:`read` returned last was asked for, and when it came, s since the epoch.
+    ``times`` says when the page that :meth:`read` returned last was asked for, and when it came, s since the epoch;
+    ``ended``, whether it was the last page.
 
     :ivar statements: statements prepared on this session, by CQL; new ones are added
     :ivar endpoints: ``address:port`` of the replicas; the first one is asked first
@@ -180,7 +153,7 @@ class Pages:
         may shorten a list at any time
     """
 
-    session: Session
+    session: SessionAt
     statements: dict[str, Any]
     endpoints: tuple[str, ...]
     settings: ClusterSettings
@@ -189,12 +162,12 @@ class Pages:
     delays: Sequence[float] = RETRY_DELAYS_S
 
     def __post_init__(self) -> None:
-        # A size that fails in one partition need not fail in a range of many, and vice versa.
-        self._sizes = {thorough: _Size(self.settings.page_size) for thorough in (False, True)}
         self._stuck = 0
         self._taken = -1
+        self._rows_came = 0
         self._last: Asked | None = None
         self.times = 0.0, 0.0
+        self.ended = False
         # The reader and the driver's thread may request the next page at the same time.
         self._lock = RLock()
 
@@ -214,9 +187,9 @@ class Pages:
             self._taken = asked.place
             if self._last is not None:
                 self._go_on(request, self._last)
-            self.times = asked.asked_s, asked.came_s
+            self.times, self.ended = (asked.asked_s, asked.came_s), paging_state is None
             yield page
-            if paging_state is None:
+            if self.ended:
                 return
             asked = asked.next
 
@@ -235,6 +208,8 @@ class Pages:
 
         :returns: None: only without ``wait``, if its permit must be waited for
         """
+        if paging_state is None:
+            self._rows_came = 0
         rows = self.permits.ask(self._rows(request), wait)
         if rows is None:
             return None
@@ -248,7 +223,8 @@ class Pages:
         asked = Asked(response, rows, place, self.permits)
 
         def came(page: Page) -> None:
-            self._sizes[request.thorough].came(page)
+            self._rows_came += row_count(page)
+            self._size(request).came(row_count(page), len(page))
             self._go_on(request, asked)
 
         self._last = asked
@@ -260,7 +236,7 @@ class Pages:
     ) -> tuple[Asked, Page, bytes | None]:
         """Return the requested page, and the next page's paging state; request the page again after passing errors."""
         delays = iter(self.delays if self._stuck < PATIENCE else self.delays[:1])
-        size = self._sizes[request.thorough]
+        size = self._size(request)
         ceiling = size.ceiling
         attempts = 0
         while True:
@@ -298,8 +274,12 @@ class Pages:
         statement.endpoints = self.endpoints
         return statement
 
+    def _size(self, request: Request) -> PageSize:
+        return self.session.sizes[select_of(request.cql), request.thorough]
+
     def _rows(self, request: Request) -> int:
-        return min(self._sizes[request.thorough].rows, request.limit or self.settings.page_size)
+        most = min(self.settings.page_size, request.limit or self.settings.page_size)
+        return self._size(request).rows(min(most, STEP * self._rows_came) if request.begins_small else most)
 
     def _explain(self, error: Exception, attempts: int, rows: int) -> str:
         cause = causes(error)[-1]
@@ -308,6 +288,11 @@ class Pages:
             f"could not be read at {self.settings.consistency_level} from {', '.join(sorted(self.endpoints))} in "
             f"{attempts} attempts, the last with pages of {rows} rows: {type(cause).__name__}: {cause}{hint}"
         )
+
+
+def select_of(cql: str) -> str:
+    """Return what a SELECT reads of each row, and of which table."""
+    return cql.partition(" WHERE ")[0]
 
 
 def causes(error: BaseException) -> list[BaseException]:

@@ -127,7 +127,7 @@ def _later(
 
 
 def _request(select: str, conditions: list[str], values: tuple[bytes, ...], where: Sequence[Condition]) -> Request:
-    return Request(f"{select} WHERE {all_of(conditions)}{filtering(where)}", values, thorough=True)
+    return Request(f"{select} WHERE {all_of(conditions)}{filtering(where)}", values, thorough=True, begins_small=True)
 
 
 def _on(where: Sequence[Condition], columns: Sequence[Column]) -> list[Condition]:

@@ -50,7 +50,7 @@ class Collector:
     """The ranges of a bootstrap: those committed, which the ledger keeps, those being read, and those that failed.
 
     :param selected: the tokens to read
-    :param estimated_rows: estimated rows of these ranges
+    :param estimated_rows: estimated rows of these ranges; None: unknown
     :param max_failed_ranges: most ranges that may be unreadable
     :ivar over: whether nothing more is read of the table, by this run
     :ivar has_failed: whether this run does nothing more for the table at all
@@ -58,7 +58,9 @@ class Collector:
         of these that the tasks had committed
     """
 
-    def __init__(self, ledger: RangeLedger, selected: TokenSet, estimated_rows: int, max_failed_ranges: int) -> None:
+    def __init__(
+        self, ledger: RangeLedger, selected: TokenSet, estimated_rows: int | None, max_failed_ranges: int
+    ) -> None:
         self.ledger = ledger
         self._selected = selected
         self._estimated_rows = estimated_rows

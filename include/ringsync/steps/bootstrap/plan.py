@@ -33,8 +33,8 @@ class BootstrapPlan:
 
     :ivar scan: table and moment; its splits are cut when it is read
     :ivar splits: number of splits that the user asked for; None: by size
-    :ivar estimated_rows: estimated rows of the selection
-    :ivar estimated_bytes: estimated size of the whole table's result pages
+    :ivar estimated_rows: estimated rows of the selection; None: unknown
+    :ivar estimated_bytes: estimated size of the whole table's result pages; 0: unknown
     :ivar mode: TOKEN_RANGE or SSTABLE
     """
 
@@ -43,7 +43,7 @@ class BootstrapPlan:
     scan: ScanPlan
     topic: str
     splits: int | None
-    estimated_rows: int
+    estimated_rows: int | None
     estimated_bytes: int
     mode: str = TOKEN_RANGE
 

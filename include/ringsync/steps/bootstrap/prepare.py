@@ -34,10 +34,10 @@ from ringsync.replica.base import base_folder, replaced_table
 from ringsync.replica.delta_log import read_snapshot
 from ringsync.ring.tokens import fraction
 from ringsync.schema.table import TableSchema
-from ringsync.sources.scan.forecast import PAGE_ROWS, PLACES, Forecast, sample
+from ringsync.sources.scan.forecast import PLACE_ROWS, PLACES, Forecast, Unknown, sample
 from ringsync.sources.scan.plan import ScanPlan, Selection
 from ringsync.sources.scan.planning import make_scan_plan
-from ringsync.sources.scan.scan import ScanError, scan_query, scan_session
+from ringsync.sources.scan.scan import scan_query, scan_session
 from ringsync.state import bootstrap as states
 from ringsync.status import BOOTSTRAPS, forget
 from ringsync.steps.application import Application, ExitCode, Report, StepError
@@ -66,9 +66,6 @@ from ringsync.wiring import cluster_limits, cluster_settings
 
 FORECAST_S = 30.0
 """About how long the forecast may take: if the limits are low, it reads fewer rows."""
-
-RETRY_DELAYS_S = (0.5, 2.0, 8.0)
-"""Pauses before the forecast is tried again."""
 
 
 @dataclass(frozen=True)
@@ -167,16 +164,27 @@ def prepare_table(preparation: Preparation, name: TableName) -> tuple[Report, Ex
     # The forecast selects: of servers before 5.0 only SSTables tell all times.
     selected = replace(scan, element_times=scan.element_times and mode == TOKEN_RANGE)
     forecast = read_a_little(config, store, selected, preparation.permits, preparation.tables)
-    size, before = lake_bytes(forecast.bytes), " and tables before it" if preparation.tables > 1 else ""
-    with preparation.space.kept(size) as needed:
+    size, before = expected_bytes(session, scan, forecast), " and tables before it" if preparation.tables > 1 else ""
+    with preparation.space.kept(lake_bytes(size)) as needed:
         check_space(store, f"{scan.table.full_name}{before}", needed, "set store.url to another place")
-        return plan_table(preparation, name, scan, forecast)
+        return plan_table(preparation, name, scan, forecast, size)
+
+
+def expected_bytes(session: Any, scan: ScanPlan, forecast: Forecast | Unknown) -> int:
+    """Return about how many bytes are copied: without a forecast, as the nodes estimate; 0: they do not."""
+    if isinstance(forecast, Forecast):
+        return forecast.bytes
+    estimate = read_size_estimate(session, scan.table.keyspace, scan.table.name)
+    return round(estimate.bytes * fraction(scan.selection.ranges)) if estimate else 0
 
 
 def plan_table(
-    preparation: Preparation, name: TableName, scan: ScanPlan, forecast: Forecast
+    preparation: Preparation, name: TableName, scan: ScanPlan, forecast: Forecast | Unknown, size: int
 ) -> tuple[Report, ExitCode]:
-    """Plan one table, and begin its bootstrap; the errors are those of :func:`run`."""
+    """Plan one table, and begin its bootstrap; the errors are those of :func:`run`.
+
+    :param size: expected bytes to copy
+    """
     application, state, shared = preparation.application, preparation.state, preparation.shared
     config, options, store, session = application.config, application.options, application.store, shared.session
     plan_of, mode = name if preparation.are_many else None, mode_of(application)
@@ -221,8 +229,8 @@ def plan_table(
                 scan=replace(scan, splits=()),
                 topic=data_topic(config.server_name, scan.table),
                 splits=options.splits,
-                estimated_rows=forecast.rows,
-                estimated_bytes=round(forecast.bytes / fraction(scan.selection.ranges)),
+                estimated_rows=forecast.rows if isinstance(forecast, Forecast) else None,
+                estimated_bytes=round(size / fraction(scan.selection.ranges)),
                 mode=mode,
             ),
             plan_of,
@@ -356,12 +364,11 @@ def say(store: ObjectStore, plan: BootstrapPlan, step: str, share: float = 0.0) 
 
 def read_a_little(
     config: Config, store: ObjectStore, scan: ScanPlan, permits: Limiter | None = None, tables: int = 1
-) -> Forecast:
-    """Forecast the scan by reading a page at some places, within the limits of the scan.
+) -> Forecast | Unknown:
+    """Forecast the scan by reading some rows at some places, within the limits of the scan.
 
     :param permits: the limits, shared with the forecasts of other tables; None: those of all runs
     :param tables: number of tables that share them
-    :raises ScanError: the cluster did not answer in some attempts
     """
     settings = cluster_settings(config)
     session = scan_session(settings, scan.now)
@@ -374,18 +381,14 @@ def read_a_little(
     )
     ranges = [part for split in scan.splits for part in split.ranges]
     limits = get_limits(store) or cluster_limits(config)
-    permits, rows = permits or Limiter(limits), PAGE_ROWS
+    permits, rows = permits or Limiter(limits), PLACE_ROWS
     if limits.rows_per_s:
-        rows = max(1, min(PAGE_ROWS, int(limits.rows_per_s * FORECAST_S / PLACES / tables)))
-    more = {"whole_first": True} if tables > 1 else {}
-    for delay in (*RETRY_DELAYS_S, None):
-        try:
-            return sample(session, scan.table, query, ranges, settings, permits, page_rows=rows, **more)
-        except ScanError:
-            if delay is None:
-                raise
-            time.sleep(delay)
-    raise AssertionError("the last attempt raises")
+        rows = max(1, min(PLACE_ROWS, int(limits.rows_per_s * FORECAST_S / PLACES / tables)))
+    return sample(
+        *(session, scan.table, query, ranges, settings, permits),
+        place_rows=rows,
+        whole_first=tables > 1,
+    )
 
 
 def specify(application: Application, scan: ScanPlan) -> str:
@@ -464,8 +467,10 @@ def describe(scan: ScanPlan) -> Report:
     }
 
 
-def tell(forecast: Forecast, config: Config) -> Report:
+def tell(forecast: Forecast | Unknown, config: Config) -> Report:
     """Return the forecast, and how long the scan takes at the configured limits."""
+    if isinstance(forecast, Unknown):
+        return forecast.as_report()
     limits = cluster_limits(config)
     seconds = [forecast.rows / limits.rows_per_s] if limits.rows_per_s else []
     seconds += [forecast.bytes / limits.bytes_per_s] if limits.bytes_per_s else []

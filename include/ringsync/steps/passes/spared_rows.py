@@ -234,7 +234,12 @@ def _lookups(reader: AfterReader, select: str, deletions: ChangeRows) -> Iterato
         quorum: tuple[ConsistencyLevel, ...] = ("LOCAL_QUORUM",)
         yield _Lookup(
             place,
-            Request(f"{select} WHERE {all_of([*of_keys, *conditions])}", (*keys[place], *values), thorough=True),
+            Request(
+                f"{select} WHERE {all_of([*of_keys, *conditions])}",
+                (*keys[place], *values),
+                thorough=True,
+                begins_small=True,
+            ),
             tuple(host.endpoint for host in ring.hosts[number]),
             ("ALL", *quorum) if reader.disagreed and ring.all_live[number] else quorum,
         )

@@ -1,0 +1,80 @@
+"""How many rows a page may have, so that no response hurts a node.
+
+A node has all of a response in memory, several times, and a page of the native protocol is limited by rows alone. So
+the bytes of a row must be known before a page is requested. All readers of a table in a process share what its pages
+have shown (:class:`PageSize`): a page is small until it is known how wide rows are, gets smaller where rows are wide or
+a page failed, and grows again.
+
+What nobody can know is that the next rows are many times wider than all that were read lately: then one response has
+as many times more bytes than :data:`PAGE_BYTES`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+
+PAGE_BYTES = 2**20
+"""Wanted size of a page, as of those of ScyllaDB; a wider row is a page by itself."""
+STEP = 10
+"""A page may have so many times the rows of the largest page that came: the first one has one row."""
+MEMORY = 0.9
+"""Part of the widest row's size that is remembered after a page of narrower rows."""
+
+SHRINK = 4
+"""Divisor of a page's rows when it did not come and is requested again."""
+GROWTH = 1.25
+"""Growth of a page's rows after each page that came, up to a ceiling a little below the rows that failed."""
+CREEP, LEAST_CREEP = 0.002, 0.0002
+"""Growth of this ceiling with each page, at first and after some failures. It is small: if large pages always fail, few
+are tried, since each costs a timeout."""
+
+
+class PageSize:
+    """The number of rows that the next page of a SELECT may have.
+
+    It needs no lock: threads that overtake each other make it a little too large or too small for a page.
+
+    :ivar ceiling: most rows that may be asked for again after pages that failed
+    """
+
+    def __init__(self) -> None:
+        self._most_came = 0
+        self._row_bytes = 0.0
+        self._bearable = math.inf
+        self.ceiling = math.inf
+        self._creep = CREEP
+
+    @property
+    def fitting(self) -> float:
+        """Rows that have :data:`PAGE_BYTES`; infinity: no row has come yet."""
+        return PAGE_BYTES / self._row_bytes if self._row_bytes else math.inf
+
+    def rows(self, most: int) -> int:
+        """Return the rows of the next page, at least one.
+
+        :param most: rows that are wanted, or allowed
+        """
+        return max(1, int(min(most, STEP * self._most_came, self._bearable, self.fitting)))
+
+    def came(self, rows: int, size: int) -> None:
+        """Learn from a page.
+
+        :param size: of the page, bytes
+        """
+        self.ceiling *= 1 + self._creep
+        self._bearable = min(self.ceiling, self._bearable * GROWTH + 1)
+        if rows:
+            self._most_came = max(self._most_came, rows)
+            self._row_bytes = max(size / rows, MEMORY * self._row_bytes)
+
+    def failed(self, rows: int) -> None:
+        """Learn that a page of so many rows did not come."""
+        self.ceiling = 0.8 * rows
+        self._creep = max(LEAST_CREEP, self._creep / 2)
+        self._bearable = rows / SHRINK
+
+
+PageSizes = defaultdict[tuple[str, bool], PageSize]
+"""Sizes by the SELECT's columns and table, and by whether it is of single partitions: what fails in one partition need
+not fail in a range of many, and vice versa."""

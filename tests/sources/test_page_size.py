@@ -1,0 +1,240 @@
+"""No response hurts a node: pages are bounded by bytes from the first one on, and shrink after each that did not come.
+
+The node here is simulated: it answers with pages that say how large they are.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from cassandra.connection import ConnectionShutdown
+from cassandra.policies import RetryPolicy
+from cassandra.protocol import IsBootstrappingErrorMessage, OverloadedErrorMessage
+from cassandra.query import PreparedStatement
+
+from ringsync.cluster.limits import Limiter
+from ringsync.cluster.page_size import PAGE_BYTES, PageSize, PageSizes
+from ringsync.cluster.session import ClusterSettings, PagesShrink
+from ringsync.cql.types import Native
+from ringsync.ring.splits import ReplicaRange
+from ringsync.ring.tokens import TokenRange
+from ringsync.schema.table import Column, TableSchema
+from ringsync.sources.scan.forecast import PLACE_BYTES, PLACES, Forecast, Unknown, sample
+from ringsync.sources.scan.scan import PreparedScan, Unread, read_range, scan_query
+from tests.sources.scans import timeout
+
+TABLE = TableSchema(
+    "k", "t", "0" * 32, (Column("id", "partition_key", Native("int")), Column("v", "regular", Native("blob")))
+)
+DEFAULTS = ClusterSettings(("nowhere",), consistency_level="LOCAL_ONE")
+QUERY = scan_query(TABLE, times=True, element_times=True)
+
+
+class Sized(bytes):
+    """A page's first bytes, which says how long all of it is."""
+
+    size: int
+
+    def __len__(self) -> int:
+        return self.size
+
+
+@dataclass
+class Response:
+    """The driver's future of a page."""
+
+    page: bytes
+    _paging_state: bytes | None
+
+    @property
+    def has_more_pages(self) -> bool:
+        return self._paging_state is not None
+
+    def add_callbacks(self, came: Callable[[list[bytes]], None], failed: Callable[[Exception], None]) -> None:
+        came([self.page])
+
+    def result(self) -> Any:
+        return SimpleNamespace(current_rows=[self.page], paging_state=self._paging_state)
+
+
+@dataclass
+class Refusal:
+    """The driver's future of a page that does not come."""
+
+    error: Exception
+
+    def add_callbacks(self, came: Callable[[list[bytes]], None], failed: Callable[[Exception], None]) -> None:
+        failed(self.error)
+
+    def result(self) -> Any:
+        raise self.error
+
+
+@dataclass
+class Node:
+    """A session with one node, which has a row of some bytes at each of the tokens from 1 on.
+
+    :ivar most_bytes: of a page that it can bear
+    :ivar broken: tokens whose rows it never reads
+    :ivar pages: bytes of the pages that came; ``refused``: rows of those that did not
+    """
+
+    rows: Sequence[int]
+    most_bytes: float = float("inf")
+    broken: frozenset[int] = frozenset()
+    sizes: PageSizes = field(default_factory=lambda: PageSizes(PageSize))
+    statements: dict[str, Any] = field(default_factory=dict)
+    pages: list[int] = field(default_factory=list)
+    refused: list[int] = field(default_factory=list)
+
+    def prepare(self, cql: str) -> Any:
+        return PreparedStatement([], b"", None, cql, "k", 5, None, None)
+
+    def execute_async(self, statement: Any, execution_profile: str, paging_state: bytes | None) -> Any:
+        start, end = (int.from_bytes(value, "big", signed=True) for value in statement.values)
+        start = struct.unpack(">q", paging_state)[0] if paging_state else max(0, start)
+        upto = min(end, len(self.rows), start + statement.fetch_size)
+        size = sum(self.rows[start:upto])
+        if size > self.most_bytes or any(start < token <= upto for token in self.broken):
+            self.refused.append(statement.fetch_size)
+            return Refusal(timeout())
+        self.pages.append(size)
+        left = upto < min(end, len(self.rows))
+        return Response(self.page(start, upto, size), struct.pack(">q", upto) if left else None)
+
+    def page(self, start: int, end: int, size: int) -> bytes:
+        page = Sized(struct.pack(">i", max(0, end - start)))
+        page.size = 4 + size
+        return page
+
+    def scan(self, ranges: int) -> list[Unread]:
+        """Read all rows, in some ranges, each with readers of its own."""
+        edges = [len(self.rows) * place // ranges for place in range(ranges + 1)]
+        prepared = PreparedScan(QUERY, self.statements, {})
+        pages = []
+        for edge in itertools.pairwise(edges):
+            part = ReplicaRange(TokenRange(*edge), ("a", "b", "c"))
+            session: Any = self
+            pages += read_range(session, prepared, part, DEFAULTS, Limiter(), sleep=lambda _: None)
+        return [page for page in pages if isinstance(page, Unread)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "size", "ranges"),
+    [(100, 2_500_000, 1), (20_000, 10_000, 1), (1_300, 100_000, 50), (5_000, 100_000, 1), (40, 16_000_000, 8)],
+)
+def test_every_page_is_bounded_from_the_first_on(rows: int, size: int, ranges: int) -> None:
+    """The first pages of ranges had 5,000 rows: 130 MB of rows of 100 KB, and a node with a small heap died."""
+    node = Node([size] * rows)
+    assert node.scan(ranges) == []
+    assert sum(node.pages) == rows * size
+    assert max(node.pages) <= max(PAGE_BYTES, size)
+    assert len(node.pages) <= rows * size / PAGE_BYTES * 2 + ranges + 10, "and not many more than needed"
+
+
+def test_rows_that_get_wider() -> None:
+    """A partition of wide rows among others of many narrower ones is met with small pages if others were as wide."""
+    choose = random.Random(1)
+    rows = [choose.choice([1_000, 10_000, 100_000]) for _ in range(20_000)]
+    node = Node([*rows, *[2_500_000] * 100, *rows])
+    node.scan(20)
+    assert max(node.pages) < 80 * 2**20
+    assert sum(size > 4 * PAGE_BYTES for size in node.pages) == 1
+
+
+def test_narrow_rows_come_in_full_pages_soon() -> None:
+    node = Node([200] * 1_000_000)
+    node.scan(16)
+    assert len(node.pages) <= 1_000_000 / DEFAULTS.page_size + 16 + 5
+
+
+def test_one_wide_row_is_forgotten() -> None:
+    node = Node([*[200] * 100_000, 2_500_000, *[200] * 900_000])
+    node.scan(16)
+    assert len(node.pages) <= 1_000_000 / DEFAULTS.page_size + 16 + 150
+
+
+@pytest.mark.parametrize("most_bytes", [1_000_000, 100_000, 10_000])
+def test_what_was_refused_is_not_asked_again(most_bytes: int) -> None:
+    """Each range began anew with a page that the node could not bear: now one range learns for all of the process."""
+    node = Node([500] * 20_000, most_bytes)
+    assert node.scan(100) == []
+    assert sum(node.pages) == 20_000 * 500
+    assert len(node.refused) <= 12
+
+
+# The driver
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ConnectionShutdown("gone"), OverloadedErrorMessage(0x1001, "too much", {})],
+    ids=lambda e: type(e).__name__,
+)
+def test_the_driver_hands_no_page_to_the_next_node(error: Exception) -> None:
+    """Its own policy did: a page that killed a node went on to all other replicas."""
+    assert RetryPolicy().on_request_error(None, 1, error, 0)[0] == RetryPolicy.RETRY_NEXT_HOST
+    assert PagesShrink().on_request_error(None, 1, error, 0)[0] == RetryPolicy.RETHROW
+
+
+def test_who_refuses_at_once_has_read_nothing() -> None:
+    booting = IsBootstrappingErrorMessage(0x1002, "not yet", {})
+    assert PagesShrink().on_request_error(None, 1, booting, 0)[0] == RetryPolicy.RETRY_NEXT_HOST
+    given = {"consistency": 1, "required_responses": 1, "received_responses": 1, "data_retrieved": False}
+    assert PagesShrink().on_read_timeout(None, **given, retry_num=0)[0] == RetryPolicy.RETHROW
+
+
+# Forecasts
+
+
+class Cells(Node):
+    """A node whose pages can be decoded."""
+
+    def page(self, start: int, end: int, size: int) -> bytes:
+        def cell(value: bytes) -> bytes:
+            return struct.pack(">i", len(value)) + value
+
+        value = b"v" * (self.rows[start] - 40 if end > start else 0)
+        row = cell(b"\0\0\0\1") + cell(value) + cell(struct.pack(">q", 1)) + struct.pack(">i", -1)
+        tokens = (cell(struct.pack(">q", token)) for token in range(start + 1, end + 1))
+        return struct.pack(">i", max(0, end - start)) + b"".join(token + row for token in tokens)
+
+
+def forecast(node: Node) -> Forecast | Unknown:
+    session: Any = node
+    ranges = [ReplicaRange(TokenRange(0, len(node.rows)), ("a",))]
+    return sample(session, TABLE, QUERY, ranges, DEFAULTS, Limiter(), sleep=lambda _: None)
+
+
+def test_a_forecast_reads_little_of_wide_rows() -> None:
+    """Each place had a page of 1,000 rows first, whatever they were."""
+    node = Cells([200_000] * 3_000)
+    found = forecast(node)
+    assert isinstance(found, Forecast)
+    assert found.bytes == pytest.approx(3_000 * 200_000, rel=0.1)
+    assert max(node.pages) <= PAGE_BYTES
+    assert sum(node.pages) <= PLACES * 2 * PLACE_BYTES
+
+
+@pytest.mark.parametrize("token", [1, 900_001])
+def test_a_forecast_does_not_fail(token: int) -> None:
+    """One of the places has a partition that no replica can read, as after many deletions: that ended `prepare`."""
+    node = Cells([50] * 1_600_000, broken=frozenset(range(token, token + 100)))
+    found = forecast(node)
+    assert isinstance(found, Unknown)
+    assert f"({token - 1}, " in found.reason
+    assert found.as_report() == {"unknown": found.reason}
+    assert len(node.refused) == 4, "and is not asked for it over and over"
+
+
+def test_a_forecast_of_all_places() -> None:
+    found = forecast(Cells([50] * 1_600_000))
+    assert isinstance(found, Forecast)
+    assert found.rows == pytest.approx(1_600_000, rel=0.01)
