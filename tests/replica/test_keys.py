@@ -19,14 +19,13 @@ from ringsync.images.live import shown_rows
 from ringsync.images.schema import row_image_schema
 from ringsync.images.to_changes import change_rows_of
 from ringsync.replica.checksum import CHECKSUM_FIELDS, check_boundaries, partial_checksums, sum_up
-from ringsync.replica.compare import compare_ranges
 from ringsync.replica.lookup import images_between, previous_images
 from ringsync.replica.merge import merge_changes
 from ringsync.replica.table import ReplicaTable
-from ringsync.replica.view import live
 from ringsync.schema.table import Column, TableSchema
 from ringsync.storage.local import LocalStore
-from tests.replica.bases import checksums_of, replica_uri, state_of, write_base, write_pass
+from tests.replica.bases import replica_uri, state_of, write_base, write_pass
+from tests.replica.compared import Compared, compared_at_once
 
 DECIMAL, INT, TEXT = Native("decimal"), Native("int"), Native("text")
 NOW = 1_000
@@ -134,21 +133,15 @@ def test_spark_knows_one_row_by_all_its_spellings(spark: SparkSession, store: Pa
 
 @pytest.mark.spark
 def test_verification_passes_over_the_spelling_of_keys(spark: SparkSession) -> None:
-    def of(*rows: dict[str, Any]) -> Any:
-        return live(spark.createDataFrame(pa.Table.from_batches([images(*rows)])), TABLE, NOW)
-
-    def compared(source: list[dict[str, Any]], replica: list[dict[str, Any]], *, everywhere: bool) -> Any:
-        there, here = of(*source), of(*replica)
-        sums_ = [checksums_of(one, TABLE, EDGES) for one in (there, here)]
-        if everywhere:  # as if another row of the range were different
-            sums_[1] = sums_[1].set_column(1, "rows", pa.array([9] * len(sums_[1])))
-        return compare_ranges(*sums_, lambda _: there, lambda _: here, EDGES, TABLE, changed_after_us=10**18)
+    def compared(source: list[dict[str, Any]], replica: list[dict[str, Any]]) -> Compared:
+        there, here = (spark.createDataFrame(pa.Table.from_batches([images(*rows)])) for rows in (source, replica))
+        return compared_at_once(TABLE, there, here, EDGES, NOW)
 
     one, other = image("1.0", "2.0", "30", "4"), image("1.0", "2.00", "3E+1", "4.0")
-    assert compared([one], [other], everywhere=False).differing_ranges == ()
-    found = compared([one], [other], everywhere=True)
-    assert (found.rows["equal"], sum(found.rows.values()), found.differences) == (1, 1, ())
-    found = compared([one], [{**other, "v": 2}], everywhere=True)
+    assert compared([one], [other]).ranges == ()
+    found = compared([one, OTHERS[1]], [other, {**OTHERS[1], "v": 7}])
+    assert found.rows == {"equal": 1, "different": 1}
+    found = compared([one], [{**other, "v": 2}])
     assert [(d.kind, d.column, d.key["c"]) for d in found.differences] == [("value", "v", "2")]
 
 

@@ -4,21 +4,28 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from delta.exceptions import ConcurrentAppendException
 from pyspark import cloudpickle
 
+from ringsync.changes.schema import ROW
+from ringsync.cluster.cluster import read_hosts
 from ringsync.cluster.schema import read_table
+from ringsync.ledger.followed import end_following, keep_following
 from ringsync.ledger.passes import LATE, digests_key
+from ringsync.ledger.staging import STAGED_ROWS, encode_rows, late_key
+from ringsync.status import STOP_KEY
 from ringsync.steps.application import ExitCode, Report, StepError
 from ringsync.steps.loop import put_status
 from ringsync.steps.replica import checksums
 from ringsync.steps.replica.verify import again_after_conflicts
+from ringsync.steps.sync_plan import SyncPlan, interval_at
 from ringsync.storage.local import LocalStore
 
 pytestmark = [pytest.mark.server, pytest.mark.spark]
@@ -172,20 +179,76 @@ def test_what_was_written_after_the_bootstrap_is_no_difference(orders: str, step
     assert report["rows_of_differing_ranges"]["changed_after"] == 1
 
 
-def test_what_the_sync_says_is_in_the_replica_must_be_there(orders: str, step: Any, session: Any, lake: Path) -> None:
-    """A row was written after the bootstrap, and the sync claims to have given it to the replica."""
+AHEAD_US = 4_000_000_000_000_000
+"""A time of writing in the year 2096."""
+
+
+@pytest.fixture
+def followed(orders: str, session: Any, lake: Path) -> Iterator[str]:
+    """The table as if the sync followed it, and had staged and published all that there is. Gives the table's id."""
+    store, table_id = LocalStore(lake), read_table(session, *orders.split(".")).table_id
+    hosts, hour_ms = read_hosts(session), 3_600_000
+    later_ms = int(time.time() * 1000) + hour_ms
+    plan = SyncPlan(interval_at(later_ms, 60_000), hosts, {}, ())
+    store.put("plans/sync/9.json", plan.to_json().encode())
+    nodes = {host.id: {"clear_at_ms": later_ms, "is_read": True} for host in hosts}
+    put_status(store, "commitlog_stage", "default", {"at_ms": later_ms, "nodes": nodes})
+    told = {"table_id": table_id, "oldest_open_bucket_ms": None, "bootstrap": ""}
+    put_status(store, "bucket_close", "close", {"began_ms": later_ms + 1, "tables": {orders: told}})
+    version = keep_following(store, table_id)
+    yield table_id
+    end_following(store, table_id, version)
+    for key in ("plans/sync/9.json", "status/commitlog_stage/default.json", "status/bucket_close/close.json"):
+        store.delete(key)
+
+
+def test_of_a_table_that_is_followed_no_time_of_writing_excuses_anything(
+    orders: str, followed: str, step: Any, session: Any, lake: Path
+) -> None:
+    """The sync has published everything: what differs now was written lately, or is dated ahead, and never came."""
     session.execute(f"INSERT INTO {orders} (id, line, v) VALUES (11, 1, 'now')")
-    table_id = session.execute(
-        "SELECT id FROM system_schema.tables WHERE keyspace_name = %s AND table_name = 'orders'",
-        (orders.partition(".")[0],),
-    ).one()
-    told = {"table_id": table_id.id.hex, "complete_until_ms": int(time.time() * 1000) + 1000}
-    put_status(LocalStore(lake), "bucket_close", "close", {"tables": {orders: told}})
+    session.execute(f"UPDATE {orders} USING TIMESTAMP {AHEAD_US} SET n = 99 WHERE id = 12 AND line = 1")
+    session.execute(f"INSERT INTO {orders} (id, line, n) VALUES (901, 1, 1) USING TIMESTAMP {AHEAD_US}")
+    session.execute(f"INSERT INTO {orders} (id, line) VALUES (902, 1)")
+    session.execute(f"DELETE FROM {orders} WHERE id = 13 AND line = 1")
     report, code = step("replica_verify", orders, "lost")
     assert code == ExitCode.COMPLETED_WITH_ERRORS
-    assert report["rows_of_differing_ranges"]["changed_after"] == 0
-    assert report["rows_of_differing_ranges"]["different"] > 0
-    assert ("value", "v") in {(one["kind"], one["column"]) for one in report["listed"]}
+    named = {(one["kind"], one["key"]["id"], one["column"]) for one in report["listed"]}
+    assert named >= {
+        ("value", 11, "v"),
+        ("value", 12, "n"),
+        ("missing", 901, None),
+        ("missing", 902, None),
+        ("extra", 13, None),
+    }
+    rows = report["rows_of_differing_ranges"]
+    assert (rows["changed_after"], rows["not_judged"], rows["missing"], rows["extra"]) == (0, 0, 2, 1)
+    assert not LocalStore(lake).list("verify/"), "nothing is left of the suspects"
+
+
+def test_rows_that_wait_as_late_are_left_out(orders: str, followed: str, step: Any, lake: Path) -> None:
+    """One of the differences of the test before waits; the others stay differences."""
+    key, clustering = (901).to_bytes(4, "big"), b"\1\0\0\0" + b"\4\0\0\0" + (1).to_bytes(4, "big")
+    waiting = {"partition_key": key, "clustering": clustering, "kind": ROW}
+    file = late_key(followed, "waiting")
+    LocalStore(lake).put(file, encode_rows(pa.RecordBatch.from_pylist([waiting], STAGED_ROWS)))
+    report, code = step("replica_verify", orders, "late")
+    LocalStore(lake).delete(file)
+    rows = report["rows_of_differing_ranges"]
+    assert (rows["late"], rows["missing"], code) == (1, 1, ExitCode.COMPLETED_WITH_ERRORS)
+
+
+def test_nothing_is_a_difference_while_the_sync_is_stopped(orders: str, followed: str, step: Any, lake: Path) -> None:
+    """What it has not brought may be on its way: it is not judged, and the replica is not called equal."""
+    LocalStore(lake).put(STOP_KEY, b"{}")
+    report, code = step("replica_verify", orders, "stopped")
+    LocalStore(lake).delete(STOP_KEY)
+    rows = report["rows_of_differing_ranges"]
+    assert (report["differences"], code) == (0, ExitCode.COMPLETED_WITH_ERRORS)
+    assert rows["not_judged"] == 5
+    assert "5 rows could not be judged: the sync is stopped" in report["error"]
+    repaired, code = step("replica_verify", orders, "mended", repair=True)
+    assert (repaired["rows_of_differing_ranges"]["not_judged"], code) == (0, ExitCode.OK)
 
 
 def test_no_replica_yet(step: Any, session: Any, keyspace: str) -> None:

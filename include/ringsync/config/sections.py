@@ -373,6 +373,7 @@ class Verify(Section):
     """Comparison of source and replica."""
 
     ranges: Annotated[int, Field(ge=1, le=65536)] = 256
+    wait_s: Annotated[float, Field(ge=0, le=86_400)] = 900.0
     max_listed_differences: Annotated[int, Field(ge=0)] = 100
 
 

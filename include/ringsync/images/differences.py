@@ -61,14 +61,14 @@ def row_differences(table: TableSchema, source: Row | None, replica: Row | None)
         yield Difference("missing" if replica is None else "extra", key)
         return
     for column in table.value_columns:
-        there, here = (_cell(column.type, row, names[column.name]) for row in (source, replica))
+        there, here = (cell_of(column.type, row, names[column.name]) for row in (source, replica))
         compare = _compare_elements if column.is_multicell and there.raw is None and here.raw is None else _compare
         for difference in compare(there, here):
             yield replace(difference, key=key, column=column.name)
 
 
 @dataclass(frozen=True)
-class _Cell:
+class Cell:
     """A cell, or a whole multi-cell column, whose times are lists, or None if unknown."""
 
     type: cql.CqlType
@@ -84,12 +84,16 @@ class _Cell:
         return _short(_plain(self.type, self.value)) if self.exists else None
 
 
-def _cell(cql_type: cql.CqlType, row: Row, name: str) -> _Cell:
+def cell_of(cql_type: cql.CqlType, row: Row, name: str) -> Cell:
+    """Return a column's cell, or the whole of a multi-cell column.
+
+    :param name: name of the column in the lake
+    """
     times = row["_cells"][name]
-    return _Cell(cql_type) if times is None else _Cell(cql_type, exists=True, value=row[name], **times)
+    return Cell(cql_type) if times is None else Cell(cql_type, exists=True, value=row[name], **times)
 
 
-def _compare(source: _Cell, replica: _Cell, element: str | None = None) -> Iterator[Difference]:
+def _compare(source: Cell, replica: Cell, element: str | None = None) -> Iterator[Difference]:
     """Compare two cells, and their times if both exist."""
     if (source.exists, source.value, source.raw) != (replica.exists, replica.value, replica.raw):
         yield Difference("value", {}, None, element, source.printed(), replica.printed())
@@ -99,7 +103,7 @@ def _compare(source: _Cell, replica: _Cell, element: str | None = None) -> Itera
             yield Difference(kind, {}, None, element, *map(_short, times))
 
 
-def _compare_elements(source: _Cell, replica: _Cell) -> Iterator[Difference]:
+def _compare_elements(source: Cell, replica: Cell) -> Iterator[Difference]:
     """Compare a multi-cell column element by element; times that only one side knows are one difference."""
     for kind, name in _TIMES.items() if source.exists and replica.exists else ():
         times = getattr(source, name), getattr(replica, name)
@@ -107,22 +111,22 @@ def _compare_elements(source: _Cell, replica: _Cell) -> Iterator[Difference]:
             yield Difference(kind, {}, None, None, *map(_short, times))
             unknown: Any = {name: None}
             source, replica = replace(source, **unknown), replace(replica, **unknown)
-    there, here = _elements(source), _elements(replica)
+    there, here = elements_of(source), elements_of(replica)
     for identity in dict.fromkeys([*there, *here]):
         name, cell = there.get(identity) or here[identity]
-        absent = (name, _Cell(cell.type))
+        absent = (name, Cell(cell.type))
         yield from _compare(there.get(identity, absent)[1], here.get(identity, absent)[1], element=name)
 
 
-def _elements(column: _Cell) -> dict[str, tuple[str, _Cell]]:
+def elements_of(column: Cell) -> dict[str, tuple[str, Cell]]:
     """Return the cells of a multi-cell column by identity, each with its name for people."""
     if column.value is None:
         return {}
-    cells: dict[str, tuple[str, _Cell]] = {}
+    cells: dict[str, tuple[str, Cell]] = {}
     for i, (identity, name, cql_type, value) in enumerate(_parts(column.type, column.value)):
         if value is not None:
             times = [None if known is None else known[i] for known in (column.writetime, column.expires_at)]
-            cells[identity] = name, _Cell(cql_type, True, value, *times)
+            cells[identity] = name, Cell(cql_type, True, value, *times)
     return cells
 
 

@@ -1,15 +1,13 @@
 """Comparison of source and replica, and the repair: checksums of all token ranges, then the rows of unequal ranges.
 
-Rows are compared by Spark, or, if there are few, in memory (:func:`compare_rows`); both find the same.
+Rows are compared by Spark, or, if there are few, in memory (:func:`compare_rows`); both find the same. Rows that differ
+are suspects: they may have been written in between. More looks at them tell (:mod:`ringsync.replica.suspects`).
 """
 
 from __future__ import annotations
 
-import json
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -17,18 +15,13 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql.types import BinaryType, StructField, StructType
 
-from ringsync.images.differences import Difference, row_differences
-from ringsync.images.digests import canonical
-from ringsync.images.keys import binary_digests, comparable, key_digests
+from ringsync.images.differences import Difference
+from ringsync.images.judgement import DIFFERENT
 from ringsync.images.live import live_schema
-from ringsync.images.schema import lake_names
 from ringsync.replica.checksum import CHECKSUM_FIELDS, check_boundaries
+from ringsync.replica.suspects import digested
 from ringsync.replica.table import ReplicaTable, WriteResult, token_condition
 from ringsync.schema.table import TableSchema
-
-Outcome = Literal["equal", "different", "missing", "extra", "changed_after"]
-OUTCOMES: tuple[Outcome, ...] = ("equal", "different", "missing", "extra", "changed_after")
-
 
 TokenRanges = Sequence[tuple[int, int]]
 """Ranges (start, end]; none wraps."""
@@ -39,13 +32,16 @@ class Comparison:
     """The result of a comparison.
 
     :ivar differing_ranges: token ranges (start, end] whose checksums differ
+    :ivar wrong_ranges: those of them that have differences, or rows that could not be judged
     :ivar source_rows: live rows of the source, in all ranges
-    :ivar rows: rows of the differing ranges by outcome; each row has one outcome
+    :ivar rows: rows of the differing ranges by outcome (:data:`ringsync.images.judgement.OUTCOMES`), each in one
     :ivar differences_by_kind: number of differences by kind, listed or not; a row can have several
+    :ivar why_not_judged: why rows could not be judged; empty: all were
     """
 
     ranges: int
     differing_ranges: tuple[tuple[int, int], ...]
+    wrong_ranges: tuple[tuple[int, int], ...]
     source_rows: int
     source_cells: int
     replica_rows: int
@@ -53,80 +49,26 @@ class Comparison:
     rows: Mapping[str, int]
     differences_by_kind: Mapping[str, int]
     differences: tuple[Difference, ...]
+    why_not_judged: str = ""
+
+    @property
+    def rows_differing(self) -> int:
+        """Number of rows that differ."""
+        return sum(self.rows[outcome] for outcome in DIFFERENT)
 
     @property
     def is_equal(self) -> bool:
-        """Whether nothing differs, except rows that changed after the moment of the comparison."""
-        return not any(self.rows[outcome] for outcome in ("different", "missing", "extra"))
-
-
-@dataclass(frozen=True)
-class Slack:
-    """What the source cannot tell, so that it is no difference.
-
-    :ivar expiry_s: so much may expiries differ, s
-    :ivar no_element_times: whether it does not tell the times of elements of collections; the replica may know them
-    """
-
-    expiry_s: int = 0
-    no_element_times: bool = False
-
-    def covers(self, difference: Difference) -> bool:
-        """Tell whether it explains a difference."""
-        times = (difference.source, difference.replica)
-        if difference.kind not in ("writetime", "ttl"):
-            return False
-        if self.no_element_times and difference.source == "null" and (difference.replica or "").startswith("["):
-            return True
-        numbers = [int(time) for time in times if time is not None and time.isdecimal()]
-        is_close = len(numbers) == len(times) and abs(numbers[0] - numbers[1]) <= self.expiry_s
-        return difference.kind == "ttl" and is_close
-
-
-EXACT = Slack()
-
-
-def compare_ranges(
-    source_sums: pa.Table,
-    replica_sums: pa.Table,
-    read_source: Callable[[TokenRanges], DataFrame],
-    read_replica: Callable[[TokenRanges], DataFrame],
-    boundaries: Sequence[int],
-    table: TableSchema,
-    *,
-    changed_after_us: int,
-    limit: int = 1000,
-    slack: Slack = EXACT,
-) -> Comparison:
-    """Compare live rows of the source with those of the replica, both as of one moment.
-
-    :param source_sums: checksums of the source (:func:`ringsync.replica.checksum.sum_up`)
-    :param replica_sums: checksums of the replica
-    :param read_source: function that reads the source's live rows (:func:`ringsync.replica.view.as_selected`) of the
-        ranges whose checksums differ
-    :param read_replica: function that reads the replica's live rows (:func:`ringsync.replica.view.live`) of them
-    :param boundaries: tokens in rising order; range ``i`` is (boundaries[i], boundaries[i + 1]]
-    :param changed_after_us: µs; a differing source row with a later writetime counts as changed, not as a difference
-    :param limit: most differences to list; all are counted
-    :param slack: what the source cannot tell
-    :raises ValueError: the boundaries are not two or more rising tokens
-    """
-    ranges = differing_ranges(source_sums, replica_sums, boundaries)
-    lines: list[pa.RecordBatch] = []
-    if ranges:
-        joined = _join(read_source(ranges), read_replica(ranges), table, changed_after_us)
-        named = joined.mapInArrow(
-            _naming(table, limit, slack), "outcome string, kind string, number bigint, listed string"
-        )
-        lines = named.toArrow().to_batches()
-    return comparison(source_sums, replica_sums, ranges, lines, limit)
+        """Whether nothing differs, and all could be judged. Rows that wait as late are left out."""
+        return not self.rows_differing and not self.rows["not_judged"]
 
 
 def differing_ranges(
     source_sums: pa.Table, replica_sums: pa.Table, boundaries: Sequence[int]
 ) -> tuple[tuple[int, int], ...]:
-    """Return the token ranges (start, end] whose checksums differ; the arguments are those of :func:`compare_ranges`.
+    """Return the token ranges (start, end] whose checksums differ.
 
+    :param source_sums, replica_sums: checksums (:func:`ringsync.replica.checksum.sum_up`)
+    :param boundaries: tokens in rising order; range ``i`` is (boundaries[i], boundaries[i + 1]]
     :raises ValueError: the boundaries are not two or more rising tokens
     """
     edges = check_boundaries(boundaries)
@@ -135,82 +77,74 @@ def differing_ranges(
     return tuple((int(edges[i]), int(edges[i + 1])) for i in np.flatnonzero(differs))
 
 
-def comparison(
-    source_sums: pa.Table,
-    replica_sums: pa.Table,
-    ranges: tuple[tuple[int, int], ...],
-    lines: Iterable[pa.RecordBatch],
-    limit: int,
-) -> Comparison:
-    """Make the result of a comparison.
-
-    :param ranges: the differing ranges
-    :param lines: what was found in them (:func:`compare_rows`)
-    :param limit: most differences to list; all are counted
-    """
-    rows: Counter[str] = Counter(dict.fromkeys(OUTCOMES, 0))
-    kinds: Counter[str] = Counter()
-    differences: list[Difference] = []
-    for line in (line for batch in lines for line in batch.to_pylist()):
-        if line["listed"] is not None:
-            differences.append(Difference(**json.loads(line["listed"])))
-        elif line["outcome"] is not None:
-            rows[line["outcome"]] += line["number"]
-        else:
-            kinds[line["kind"]] += line["number"]
-    return Comparison(
-        ranges=source_sums.num_rows,
-        differing_ranges=ranges,
-        source_rows=pc.sum(source_sums["rows"]).as_py(),
-        source_cells=pc.sum(source_sums["cells"]).as_py(),
-        replica_rows=pc.sum(replica_sums["rows"]).as_py(),
-        replica_cells=pc.sum(replica_sums["cells"]).as_py(),
-        rows=dict(rows),
-        differences_by_kind=dict(kinds),
-        differences=tuple(differences[:limit]),
-    )
-
-
 def compare_rows(
-    source: Iterable[pa.RecordBatch],
-    replica: Iterable[pa.RecordBatch],
-    table: TableSchema,
-    *,
-    changed_after_us: int,
-    limit: int,
-    slack: Slack = EXACT,
-) -> pa.RecordBatch:
-    """Compare live rows of both sides in memory, without Spark; the meaning is that of :func:`compare_ranges`.
+    source: Iterable[pa.RecordBatch], replica: Iterable[pa.RecordBatch], table: TableSchema
+) -> tuple[int, pa.RecordBatch]:
+    """Compare live rows of both sides in memory, without Spark, as :func:`compare_in_spark` does.
 
     :param source, replica: rows as :func:`ringsync.images.live.shown_rows` yields them, of whole partitions
-    :returns: counts and listed differences, for :func:`comparison`
+    :returns: number of equal rows, and the others: ``source`` with its ``digest``, and ``replica``; null: not there
     """
     there, here = (_numbered(side, table) for side in (source, replica))
     pairs = there.select(["key", "copy", "place"]).join(
         here.select(["key", "copy", "place"]), ["key", "copy"], join_type="full outer", right_suffix="_here"
     )
     i, j = pairs["place"].combine_chunks(), pairs["place_here"].combine_chunks()
-    source_digests, replica_digests = there["digest"].take(i), here["digest"].take(j)
-    is_equal = pc.fill_null(pc.equal(source_digests, replica_digests), False)
-    changed = pc.fill_null(pc.greater(_newest_times(there["row"], table).take(i), changed_after_us), False)
-    outcome = pc.case_when(
-        pc.make_struct(is_equal, changed, pc.is_null(j), pc.is_null(i)),
-        "equal",
-        "changed_after",
-        "missing",
-        "extra",
-        "different",
+    digests = there["digest"].take(i)
+    differs = pc.invert(pc.fill_null(pc.equal(digests, here["digest"].take(j)), False))
+    others = [column.filter(differs) for column in (there["row"].take(i), digests, here["row"].take(j))]
+    suspects = pa.table(others, names=["source", "digest", "replica"]).combine_chunks()
+    nothing = pa.RecordBatch.from_pylist([], suspects.schema)
+    return len(pairs) - len(suspects), next(iter(suspects.to_batches()), nothing)
+
+
+def compare_in_spark(
+    source: DataFrame, replica: DataFrame, table: TableSchema, keep: Callable[[pa.RecordBatch], Sequence[str]]
+) -> tuple[int, list[str]]:
+    """Compare live rows of both sides. They are joined by the keys' digests, since Spark's own equality takes -0.0 for
+    0.0 and cannot compare maps. Copies of one row are numbered, so that a row that is there twice finds no second
+    partner.
+
+    :param source: live rows (:func:`ringsync.replica.view.as_selected`)
+    :param replica: live rows (:func:`ringsync.replica.view.live`)
+    :param keep: function of the tasks that keeps rows as those of :func:`compare_rows`, and returns where
+    :returns: number of equal rows, and where the others are kept
+    """
+    there, here = (
+        _with_digests(side, table).selectExpr("*", "row_number() OVER (PARTITION BY `key` ORDER BY digest) AS copy")
+        for side in (source, replica)
     )
-    rows = {"outcome": outcome, "source": there["row"].take(i), "replica": here["row"].take(j)}
-    batches = pa.table(rows).combine_chunks().to_batches()
-    (lines,) = _naming(table, limit, slack)(iter(batches))
-    return lines
+    joined = source.sparkSession.sql(
+        """
+        SELECT is_equal,
+            CASE WHEN NOT is_equal THEN source END AS source,
+            CASE WHEN NOT is_equal THEN digest END AS digest,
+            CASE WHEN NOT is_equal THEN replica END AS replica
+        FROM (
+            SELECT there.row AS source, there.digest, here.row AS replica,
+                coalesce(there.digest = here.digest, false) AS is_equal
+            FROM {there} AS there FULL OUTER JOIN {here} AS here
+                ON there.`key` = here.`key` AND there.copy = here.copy)
+        """,
+        there=there,
+        here=here,
+    )
+
+    def kept(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            others = batch.filter(pc.invert(batch["is_equal"])).drop_columns(["is_equal"])
+            places = [*keep(others)] if len(others) else []
+            equal = [len(batch) - len(others), *(0 for _ in places)]
+            yield pa.record_batch([pa.array(equal, pa.int64()), pa.array([None, *places])], names=["equal", "place"])
+
+    found = joined.mapInArrow(kept, "equal bigint, place string").toArrow()
+    return pc.sum(found["equal"]).as_py() or 0, found["place"].drop_null().to_pylist()
 
 
 def _numbered(rows: Iterable[pa.RecordBatch], table: TableSchema) -> pa.Table:
     """Return ``key``, ``digest`` and ``row`` of rows, their ``place``, and ``copy``, their number in a key."""
     nothing = pa.RecordBatch.from_pylist([], live_schema(table)).drop_columns(["#alive", "#static"])
-    batches = [_digested(batch, table) for batch in (nothing, *rows)]
+    batches = [digested(batch, table) for batch in (nothing, *rows)]
     found = pa.Table.from_batches(batches).combine_chunks()
     order = pc.sort_indices(found.select(["key", "digest"]), [("key", "ascending"), ("digest", "ascending")])
     keys = found["key"].combine_chunks().take(order)
@@ -220,22 +154,6 @@ def _numbered(rows: Iterable[pa.RecordBatch], table: TableSchema) -> pa.Table:
     copies = np.empty(len(keys), np.int64)
     copies[order.to_numpy()] = places - np.maximum.accumulate(np.where(is_first, places, 0))
     return found.append_column("copy", pa.array(copies)).append_column("place", pa.array(places))
-
-
-def _newest_times(rows: pa.ChunkedArray, table: TableSchema) -> pa.Array:
-    """Return the greatest writetime of each row, null if it has none."""
-    row, names = rows.combine_chunks(), lake_names(table)
-    newest: pa.Array = pa.nulls(len(row), pa.int64())
-    for column in table.value_columns:
-        times = pc.struct_field(row, ["_cells", names[column.name], "writetime"])
-        if column.is_multicell:
-            flat = pa.table([pc.list_parent_indices(times), pc.list_flatten(times)], names=["row", "time"])
-            most = flat.group_by("row").aggregate([("time", "max")])
-            found = np.full(len(row), -1, np.int64)
-            found[most["row"].to_numpy()] = np.arange(most.num_rows)
-            times = most["time_max"].combine_chunks().take(pa.array(found, mask=found < 0))
-        newest = pc.max_element_wise(newest, times)
-    return newest
 
 
 def repair(
@@ -253,7 +171,7 @@ def repair(
     afterwards: an image that a pass added meanwhile was made from rows that are now replaced.
 
     :param source: newly read row images of the source; rows outside these ranges are ignored
-    :param ranges: token ranges (start, end], as :attr:`Comparison.differing_ranges`
+    :param ranges: token ranges (start, end], as :attr:`Comparison.wrong_ranges`
     :param up_to_pass: number of the last pass that the replica had when the source was read
     :param properties: user metadata of the commit, e.g. ``run_id``
     :param check: function that raises if the replica was replaced; called before each commit
@@ -266,96 +184,12 @@ def repair(
     return written
 
 
-def _join(
-    source_live: DataFrame,
-    replica_live: DataFrame,
-    table: TableSchema,
-    changed_after_us: int,
-) -> DataFrame:
-    """Join both sides by key: each key's outcome, and the rows that are needed to name the differences.
-
-    The join uses the keys' digests, since Spark's own equality takes -0.0 for 0.0 and cannot compare maps. Copies of
-    one row are numbered, so that a row that is there twice finds no second partner.
-    """
-    there, here = (
-        _with_digests(side, table).selectExpr("*", "row_number() OVER (PARTITION BY `key` ORDER BY digest) AS copy")
-        for side in (source_live, replica_live)
-    )
-    return source_live.sparkSession.sql(
-        f"""
-        SELECT outcome,
-            CASE WHEN outcome IN ('different', 'missing') THEN source END AS source,
-            CASE WHEN outcome IN ('different', 'extra') THEN replica END AS replica
-        FROM (
-            SELECT there.row AS source, here.row AS replica,
-                CASE WHEN there.digest = here.digest THEN 'equal'
-                     WHEN coalesce({_newest(table)} > {changed_after_us}L, false) THEN 'changed_after'
-                     WHEN here.digest IS NULL THEN 'missing'
-                     WHEN there.digest IS NULL THEN 'extra'
-                     ELSE 'different' END AS outcome
-            FROM {{there}} AS there FULL OUTER JOIN {{here}} AS here
-                ON there.`key` = here.`key` AND there.copy = here.copy)
-        """,
-        there=there,
-        here=here,
-    )
-
-
-def _newest(table: TableSchema) -> str:
-    """Write the SQL of the greatest writetime of the source's row, null if it has none."""
-    names = lake_names(table)
-    times = [
-        f"array_max({path})" if column.is_multicell else path
-        for column in table.value_columns
-        for path in [f"there.row._cells.`{names[column.name]}`.writetime"]
-    ]
-    return f"array_max(array({', '.join(times)}))" if times else "CAST(NULL AS bigint)"
-
-
 def _with_digests(live_rows: DataFrame, table: TableSchema) -> DataFrame:
     """Return ``key`` (digest of token and key columns), ``digest`` (of everything) and ``row`` for each row."""
 
     def add(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            yield _digested(batch, table)
+            yield digested(batch, table)
 
     digest = [StructField("key", BinaryType()), StructField("digest", BinaryType())]
     return live_rows.mapInArrow(add, StructType([*digest, StructField("row", live_rows.schema)]))
-
-
-def _digested(batch: pa.RecordBatch, table: TableSchema) -> pa.RecordBatch:
-    batch = comparable(batch, table)
-    row = pa.StructArray.from_arrays(batch.columns, fields=list(batch.schema))
-    return pa.record_batch([key_digests(batch, table), binary_digests(batch), row], names=["key", "digest", "row"])
-
-
-def _naming(
-    table: TableSchema, limit: int, slack: Slack
-) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Make the function for mapInArrow that counts outcomes and kinds and lists up to ``limit`` differences."""
-
-    def name(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        outcomes: Counter[str] = Counter()
-        kinds: Counter[str] = Counter()
-        listed: list[str] = []
-        for batch in batches:
-            outcomes.update(batch["outcome"].to_pylist())
-            unequal = batch.filter(pc.is_in(batch["outcome"], pa.array(["different", "missing", "extra"])))
-            sides = (canonical(unequal[side]).to_pylist() for side in ("source", "replica"))
-            for source, replica in zip(*sides, strict=True):
-                found = [one for one in row_differences(table, source, replica) if not slack.covers(one)]
-                if not found:
-                    outcomes.update(different=-1, equal=1)
-                for difference in found:
-                    kinds[difference.kind] += 1
-                    if len(listed) < limit:
-                        listed.append(json.dumps(asdict(difference)))
-        lines: list[dict[str, Any]] = [{"outcome": outcome, "number": n} for outcome, n in outcomes.items()]
-        lines += [{"kind": kind, "number": n} for kind, n in kinds.items()]
-        lines += [{"listed": difference_json} for difference_json in listed]
-        yield pa.RecordBatch.from_pylist(lines, schema=_LINES)
-
-    return name
-
-
-_LINES = pa.schema([("outcome", pa.string()), ("kind", pa.string()), ("number", pa.int64()), ("listed", pa.string())])

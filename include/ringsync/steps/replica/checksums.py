@@ -23,12 +23,13 @@ from ringsync.compiled.arrow import Integers
 from ringsync.config import Config
 from ringsync.images.live import selected_rows, shown_rows
 from ringsync.replica.checksum import CHECKSUM_FIELDS, check_boundaries, partial_checksums, sum_up
-from ringsync.replica.compare import Slack, compare_rows
+from ringsync.replica.compare import compare_rows
 from ringsync.replica.lookup import images_between
 from ringsync.ring.splits import Split
 from ringsync.sources.cassandra_table import read_split
-from ringsync.sources.scan.plan import EXPIRY_SLACK_S, ScanPlan, within
+from ringsync.sources.scan.plan import ScanPlan, within
 from ringsync.steps.application import Application, TaskFailedError, driver_host, task_failure
+from ringsync.steps.replica.kept import FirstLook, Keep
 from ringsync.steps.tables import at_once, halved, together
 from ringsync.wiring import cluster_limits
 
@@ -47,21 +48,20 @@ BYTES_OF_A_SIDE = 128 << 20
 Side = Literal["source", "replica"]
 
 
-def slack_of(plan: ScanPlan) -> Slack:
-    """Return what the source of a plan cannot tell."""
-    return Slack(0 if plan.exact_expiry else EXPIRY_SLACK_S, not plan.element_times)
-
-
 @dataclass(frozen=True)
 class Sides:
     """Both sides of a table as of one moment.
 
     :ivar plan: how the source is read
     :ivar seen: the replica's state
+    :ivar is_followed: whether the sync keeps the replica in step
+    :ivar chosen: numbers of the token ranges that are compared; None: all
     """
 
     plan: ScanPlan
     seen: ReplicaState
+    is_followed: bool
+    chosen: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -130,13 +130,11 @@ class SmallTable:
 
     :ivar number: its place among those of the job
     :ivar ranges: the token ranges (start, end] that differ, rising
-    :ivar limit: most differences to list
     """
 
     number: int
     sides: Sides
     ranges: tuple[tuple[int, int], ...]
-    limit: int
 
 
 class TooLargeError(Exception):
@@ -147,11 +145,13 @@ class TooLargeError(Exception):
 class RowsTask:
     """Compares the rows of small tables in memory.
 
+    :ivar folder: where suspects are kept
     :ivar most_bytes: of the rows of a side
     """
 
     config: Config
     control: ControlAddress
+    folder: str
     most_bytes: int
 
     def __call__(self, groups: Iterable[Sequence[SmallTable]]) -> Iterator[tuple[int, Any]]:
@@ -159,8 +159,8 @@ class RowsTask:
             yield from at_once(self._compare, group)
 
     def _compare(self, small: SmallTable) -> tuple[int, Any]:
-        """Return the table's number, and the lines of :func:`compare_rows` or what :func:`task_failure` says; None: its
-        rows are too large."""
+        """Return the table's number, and :class:`FirstLook` or what :func:`task_failure` says; None: its rows are too
+        large."""
         plan, seen = small.sides.plan, small.sides.seen
         whole = Piece(0, 0, plan, (seen, small.ranges[0][0], small.ranges[-1][1]))
         try:
@@ -169,15 +169,8 @@ class RowsTask:
                 source = itertools.chain.from_iterable(part.rows(self.config, permits) for part in parts)
                 replica = (inside(rows, small.ranges) for rows in whole.rows(self.config, permits))
                 there, here = (at_most(self.most_bytes, side) for side in (source, replica))
-                lines = compare_rows(
-                    there,
-                    here,
-                    plan.table,
-                    changed_after_us=seen.as_of_us,
-                    limit=small.limit,
-                    slack=slack_of(plan),
-                )
-            return small.number, lines
+                equal, others = compare_rows(there, here, plan.table)
+            return small.number, FirstLook(equal, Keep(self.config, self.folder, plan.now)(others))
         except DriverGoneError:
             raise
         except TooLargeError:
@@ -217,19 +210,22 @@ def is_small(sides: Sides, source_rows: int) -> bool:
     return max(rows, source_rows) <= ROWS_OF_A_TASK and size <= CHANGES_OF_A_TASK
 
 
-def compared_rows(context: Any, application: Application, run: str, tables: Sequence[SmallTable]) -> dict[int, Any]:
+def compared_rows(
+    context: Any, application: Application, run: str, folder: str, tables: Sequence[SmallTable]
+) -> dict[int, Any]:
     """Compare the rows of small tables.
 
     :param context: Spark's
     :param run: unique name among the readers of the cluster
-    :returns: by the tables' numbers, the lines of :func:`ringsync.replica.compare.compare_rows`, or why a side could
-        not be read (:class:`ringsync.steps.application.TaskFailedError`); None: its rows are too large for this
+    :param folder: where suspects are kept
+    :returns: by the tables' numbers, :class:`FirstLook`, or why a side could not be read
+        (:class:`ringsync.steps.application.TaskFailedError`); None: its rows are too large for this
     """
     if not tables:
         return {}
     with ControlServer(host=driver_host(context)) as control:
         control.watch_limits(application.store, run, cluster_limits(application.config))
-        task = RowsTask(application.config, control.address, BYTES_OF_A_SIDE)
+        task = RowsTask(application.config, control.address, folder, BYTES_OF_A_SIDE)
         sized = [(float(one.sides.seen.base_bytes + one.sides.seen.changed_bytes), one) for one in tables]
         groups = together(sized, context.defaultParallelism, large_first=False)
         found = context.parallelize(groups, len(groups)).mapPartitions(task).collect()
@@ -294,11 +290,26 @@ def pieces(number: int, sides: Sides, edges: Sequence[int], least: int) -> Itera
     :param least: least number of pieces of the replica
     """
     plan, seen = replace(sides.plan, splits=()), sides.seen
-    size, splits = seen.base_bytes + seen.changed_bytes, sides.plan.splits
+    chosen = sides.chosen if sides.chosen is not None else tuple(range(len(edges) - 1))
+    part = len(chosen) / (len(edges) - 1)
+    size, rows = part * (seen.base_bytes + seen.changed_bytes), part * (seen.base_rows + seen.changed_rows)
+    splits = within(sides.plan, runs_of(chosen, edges)).splits
     for place, split in enumerate(splits):
         yield size / len(splits), Piece(number, place, plan, split)
-    wanted = (seen.base_rows + seen.changed_rows) // ROWS_OF_A_TASK, seen.changed_bytes // CHANGES_OF_A_TASK
-    count = min(max(least, *wanted), len(edges) - 1)
-    ends = [edges[(len(edges) - 1) * piece // count] for piece in range(count + 1)]
-    for place, (start, end) in enumerate(itertools.pairwise(ends), len(splits)):
-        yield size / count, Piece(number, place, plan, (seen, start, end))
+    wanted = int(rows) // ROWS_OF_A_TASK, int(part * seen.changed_bytes) // CHANGES_OF_A_TASK
+    count = min(max(least, *wanted), len(chosen))
+    cuts = [len(chosen) * piece // count for piece in range(count + 1)] if count else []
+    ranges = [run for start, end in itertools.pairwise(cuts) for run in runs_of(chosen[start:end], edges)]
+    for place, (start, end) in enumerate(ranges, len(splits)):
+        yield size / len(ranges), Piece(number, place, plan, (seen, start, end))
+
+
+def runs_of(chosen: Sequence[int], edges: Sequence[int]) -> list[tuple[int, int]]:
+    """Return the tokens (start, end] of ranges, neighbours together.
+
+    :param chosen: numbers of the ranges, rising
+    :param edges: tokens in rising order; range ``i`` is (edges[i], edges[i + 1]]
+    """
+    starts = [number for place, number in enumerate(chosen) if not place or chosen[place - 1] != number - 1]
+    ends = [number for place, number in enumerate(chosen, 1) if place == len(chosen) or chosen[place] != number + 1]
+    return [(edges[start], edges[end + 1]) for start, end in zip(starts, ends, strict=True)]

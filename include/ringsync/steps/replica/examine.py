@@ -1,0 +1,226 @@
+"""The whole comparison of some tables: sums of all token ranges, the rows of those that differ, then further looks at
+the rows that differ, until each is judged (docs/replica.md).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.compute as pc
+
+from ringsync.cluster.shared import Shared
+from ringsync.config import Config
+from ringsync.images.differences import Difference
+from ringsync.images.judgement import OUTCOMES
+from ringsync.ring.ranks import ranked
+from ringsync.ring.tokens import WHOLE_RING
+from ringsync.sources.scan.plan import ScanPlan, within
+from ringsync.steps.application import Application, StepError, TaskFailedError, spark_is_gone
+from ringsync.steps.replica.caught_up import longest_sync_period_ms, newest_plan
+from ringsync.steps.replica.follow_schema import followed_state
+from ringsync.steps.replica.kept import FOLDER, FirstLook, Keep
+from ringsync.steps.tables import halved
+from ringsync.storage import delta_options
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from ringsync.replica.changes import ReplicaState
+    from ringsync.replica.compare import Comparison
+    from ringsync.steps.replica.checksums import Sides
+    from ringsync.steps.replica.looks import Suspected
+
+Ranges = Sequence[tuple[int, int]]
+
+
+def boundaries(config: Config) -> list[int]:
+    """Return the bounds of ``verify.ranges`` equal token ranges over the whole ring."""
+    ranges = WHOLE_RING.split(config.verify.ranges)
+    return [ranges[0].start, *(token_range.end for token_range in ranges[:-1]), 2**63 - 1]
+
+
+class Examine:
+    """Compares tables. At its end it removes what it has kept in the store.
+
+    :param shared: what is known of the cluster
+    :param spark: returns the Spark session
+    """
+
+    def __init__(
+        self, application: Application, shared: Shared, spark: Callable[[], Any], clock: Callable[[], float]
+    ) -> None:
+        self._application, self._shared, self._spark, self._clock = application, shared, spark, clock
+        self._edges = boundaries(application.config)
+        self._folder = f"{FOLDER}{application.run}/"
+        self._sync_period_ms: int | None = None
+
+    def __enter__(self) -> Examine:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        for stat in self._application.store.list(self._folder):
+            self._application.store.delete(stat.key)
+
+    def __call__(self, tables: Sequence[Sides]) -> list[Comparison | Exception]:
+        """Compare some tables.
+
+        :returns: of each what was found, or why it cannot be compared
+        """
+        from ringsync.replica.compare import differing_ranges
+        from ringsync.steps.replica.checksums import checksums
+
+        spark, run = self._spark(), f"verify-{self._application.run}"
+        is_gone = partial(spark_is_gone, spark.sparkContext)
+        sums: list[Any] = checksums(spark.sparkContext, self._application, run, tables, self._edges, is_gone)
+        now_s = int(self._clock())
+        differing = {
+            number: (replace(sides, plan=replace(sides.plan, now=now_s)), ranges)
+            for number, (sides, of) in enumerate(zip(tables, sums, strict=True))
+            if isinstance(of, tuple) and (ranges := differing_ranges(of[0], of[1], self._edges))
+        }
+        rows = {number: sum(of[0]["rows"].to_pylist()) for number, of in enumerate(sums) if isinstance(of, tuple)}
+        first = self._first_looks(spark, differing, rows)
+        suspected = {
+            number: self._suspected(differing[number][0], look)
+            for number, look in first.items()
+            if isinstance(look, FirstLook)
+        }
+        self._judge(spark.sparkContext, [*suspected.values()])
+        return [
+            of
+            if isinstance(of, Exception)
+            else self._concluded(of, differing.get(number), first.get(number), suspected.get(number))
+            for number, of in enumerate(sums)
+        ]
+
+    def source_images(self, plan: ScanPlan, ranges: Ranges, level: str) -> Any:
+        """Return the row images of token ranges of the source, as a DataFrame.
+
+        :param level: consistency level
+        """
+        from ringsync.sources.cassandra_table import CassandraTable
+
+        spark = self._spark()
+        spark.dataSource.register(CassandraTable)
+        reader = spark.read.format("cassandra_table").option("config", self._application.config_path)
+        return reader.option("plan", replace(within(plan, ranges), consistency_level=level).to_json()).load()
+
+    def _first_looks(
+        self, spark: Any, tables: dict[int, tuple[Sides, tuple[tuple[int, int], ...]]], rows: dict[int, int]
+    ) -> dict[int, FirstLook | Exception]:
+        """Compare the rows of ranges that differ: in the memory of tasks if they are few, else by Spark.
+
+        :param rows: number of the source's rows, by table
+        """
+        from ringsync.steps.replica.checksums import SmallTable, compared_rows, is_small
+
+        context, run = spark.sparkContext, f"verify-{self._application.run}"
+        small = [
+            SmallTable(number, sides, ranges)
+            for number, (sides, ranges) in tables.items()
+            if is_small(sides, rows[number])
+        ]
+
+        def compared(some: Sequence[SmallTable]) -> Sequence[Any]:
+            found = compared_rows(context, self._application, run, self._folder, some)
+            return [found[one.number] for one in some]
+
+        # A failure of the job, maybe for want of memory, is none of the table: Spark compares what does not fit.
+        looks: dict[int, FirstLook | Exception] = {
+            one.number: found
+            for one, found in zip(small, halved(compared, small, partial(spark_is_gone, context)), strict=True)
+            if isinstance(found, FirstLook | TaskFailedError)
+        }
+        for number in tables.keys() - looks.keys():
+            try:
+                looks[number] = self._compared_by_spark(spark, *tables[number])
+            except Exception as error:
+                if spark_is_gone(context):
+                    raise
+                looks[number] = error
+        return looks
+
+    def _compared_by_spark(self, spark: Any, sides: Sides, ranges: Ranges) -> FirstLook:
+        from ringsync.replica.base import replica_folder
+        from ringsync.replica.compare import compare_in_spark
+        from ringsync.replica.session import limit_batches
+        from ringsync.replica.table import ReplicaTable, token_condition
+        from ringsync.replica.view import as_selected, live
+
+        plan, seen, table = sides.plan, sides.seen, sides.plan.table
+        replica = ReplicaTable(self._application.store.uri(replica_folder(table.keyspace, table.name)), table)
+        limit_batches(spark, seen.base_rows + seen.changed_rows, seen.base_bytes + seen.changed_bytes)
+        return FirstLook(
+            *compare_in_spark(
+                as_selected(self.source_images(plan, ranges, plan.consistency_level), table, plan.now),
+                # The condition comes first: otherwise all rows would go through the functions in Python.
+                live(replica.images_at(spark, seen).where(token_condition(ranges)), table, plan.now),
+                table,
+                Keep(self._application.config, self._folder, plan.now),
+            )
+        )
+
+    def _suspected(self, sides: Sides, look: FirstLook) -> Suspected:
+        from ringsync.steps.replica.looks import Found, Suspected
+
+        table = sides.plan.table
+
+        def state() -> ReplicaState:
+            store, options = self._application.store, delta_options(**self._application.config.store.model_dump())
+            if (now := followed_state(store, table, options)) is None or now.base != sides.seen.base:
+                raise StepError(f"the replica of {table.full_name} was replaced meanwhile: verify it again")
+            return now
+
+        return Suspected(sides, ranked(self._shared.ring(table.keyspace)), state, Found(files=look.files))
+
+    def _judge(self, context: Any, tables: Sequence[Suspected]) -> None:
+        from ringsync.steps.replica.looks import Looker, judge_all
+
+        if not any(table.found.files for table in tables):
+            return
+        if self._sync_period_ms is None:
+            plan = newest_plan(self._application.store)
+            self._sync_period_ms = longest_sync_period_ms(self._shared.session, plan)
+        looker = Looker(context, self._application, self._folder, tuple(self._edges))
+        judge_all(looker, tables, self._sync_period_ms, self._clock)
+
+    def _concluded(
+        self,
+        sums: tuple[pa.Table, pa.Table],
+        differing: tuple[Sides, tuple[tuple[int, int], ...]] | None,
+        look: FirstLook | Exception | None,
+        suspected: Suspected | None,
+    ) -> Comparison | Exception:
+        from ringsync.replica.compare import Comparison
+        from ringsync.steps.replica.looks import Found
+
+        if isinstance(look, Exception):
+            return look
+        if suspected and suspected.failure:
+            return suspected.failure
+        found = suspected.found if suspected else Found()
+        rows: dict[str, int] = {outcome: found.outcomes[outcome] for outcome in OUTCOMES}
+        rows["equal"] += look.equal if look else 0
+        source, replica = sums
+        edges = self._edges
+        return Comparison(
+            ranges=source.num_rows,
+            differing_ranges=differing[1] if differing else (),
+            wrong_ranges=tuple((edges[i], edges[i + 1]) for i in sorted(found.wrong | found.unjudged)),
+            source_rows=pc.sum(source["rows"]).as_py(),
+            source_cells=pc.sum(source["cells"]).as_py(),
+            replica_rows=pc.sum(replica["rows"]).as_py(),
+            replica_cells=pc.sum(replica["cells"]).as_py(),
+            rows=rows,
+            differences_by_kind=dict(found.kinds),
+            differences=tuple(
+                Difference(**json.loads(one))
+                for one in found.listed[: self._application.config.verify.max_listed_differences]
+            ),
+            why_not_judged=found.why,
+        )

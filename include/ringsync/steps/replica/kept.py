@@ -1,0 +1,62 @@
+"""The files of suspects in the object store, ``verify/<run>/``: what differed at look 1 waits there for the next looks.
+
+Tasks of Spark write and read them. The run removes them at its end.
+"""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from ringsync.config import Config
+from ringsync.ledger.staging import decode_rows, encode_rows
+from ringsync.replica.suspects import ROWS_OF_A_FILE, suspects
+from ringsync.storage.port import ObjectStore
+from ringsync.wiring import store_of
+
+FOLDER = "verify/"
+
+
+@dataclass(frozen=True)
+class FirstLook:
+    """What the first comparison of a table's rows has found.
+
+    :ivar equal: number of rows that are equal
+    :ivar files: keys of the files with the others
+    """
+
+    equal: int
+    files: list[str]
+
+
+@dataclass(frozen=True)
+class Keep:
+    """Keeps rows that differ (:func:`ringsync.replica.compare.compare_rows`).
+
+    :ivar folder: of the run
+    :ivar now_s: moment of look 1, s since the epoch
+    """
+
+    config: Config
+    folder: str
+    now_s: int
+
+    def __call__(self, found: pa.RecordBatch) -> list[str]:
+        """Return the keys of the files."""
+        return put_suspects(store_of(self.config), self.folder, suspects(found, self.now_s))
+
+
+def put_suspects(store: ObjectStore, folder: str, rows: pa.RecordBatch) -> list[str]:
+    """Put suspects, and return the keys of their files."""
+    parts = [rows.slice(start, ROWS_OF_A_FILE) for start in range(0, len(rows), ROWS_OF_A_FILE)]
+    keys = [f"{folder}{uuid.uuid4().hex}.arrow" for _ in parts]
+    for key, part in zip(keys, parts, strict=True):
+        store.put(key, encode_rows(part))
+    return keys
+
+
+def get_suspects(store: ObjectStore, key: str) -> pa.RecordBatch:
+    """Read suspects that :func:`put_suspects` has put."""
+    return decode_rows(store.get(key))
