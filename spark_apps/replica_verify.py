@@ -14,6 +14,8 @@ from ringsync.steps.replica import verify as replica_verify
 
 def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repair", action="store_true", help="re-read the differing token ranges and compare again")
+    due = "compare only tables that the sync follows, of large ones only the token ranges that are due"
+    parser.add_argument("--due", action="store_true", help=due)
 
 
 def main(argv: Sequence[str]) -> int:

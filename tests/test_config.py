@@ -177,6 +177,21 @@ def test_tables_and_nodes_of_their_own(tmp_path: Path) -> None:
     assert sync.queues == ("default", "rack-a", "rack-b")
 
 
+def test_when_replicas_are_verified(tmp_path: Path) -> None:
+    """YAML reads the word off as a truth value."""
+
+    def schedule(text: str) -> str | None:
+        document = yaml.safe_dump(MINIMAL) + f"replica:\n  verify_schedule: {text}\n"
+        return load_config(written(tmp_path, document)).replica.verify_schedule
+
+    assert [schedule(text) for text in ("off", "null", "'off'", "'@weekly'", "30 2 * * MON-FRI")] == [
+        *(None, None, None, "@weekly", "30 2 * * MON-FRI"),
+    ]
+    for wrong in ("daily", "5", "'30 2'", "true"):
+        with pytest.raises(ConfigError, match=r"replica\.verify_schedule"):
+            schedule(wrong)
+
+
 def test_which_tables_are_followed(tmp_path: Path) -> None:
     def followed(**sync: object) -> list[str]:
         config = load_config(written(tmp_path, {**MINIMAL, "sync": sync}))

@@ -376,8 +376,11 @@ def summarise(outcome: Outcome, console: Console, seconds: float) -> bool:
             equal = False
             table.add_row(name, "", "", f"{published:,}", "failed")
             continue
-        # Writes have ended, so rows that changed after the comparison's moment are differences, too.
-        differences = compared["differences"] + compared["rows_of_differing_ranges"].get("changed_after", 0)
+        # Writes have ended, so nothing may be left that could not be judged, or that was left out.
+        rows = compared["rows_of_differing_ranges"]
+        differences = compared["differences"] + sum(
+            rows.get(name, 0) for name in ("changed_after", "late", "not_judged")
+        )
         equal &= differences == 0 and compared["rows"] == compared["replica_rows"]
         numbers = (compared["rows"], compared["cells"], published, differences)
         table.add_row(name, *(f"{number:,}" for number in numbers))

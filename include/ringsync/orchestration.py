@@ -95,6 +95,10 @@ def known_config() -> Any:
     return load_last_good(config_path())[0]
 
 
+_TABLES = "(params.table or '*.*')"
+"""The tables of a run, in templates; only ``replica_verify`` runs without their names: for all that are due."""
+
+
 @dataclass(frozen=True)
 class SparkApplication:
     """One Spark application, as it is submitted.
@@ -159,11 +163,11 @@ class SparkApplication:
     @property
     def title(self) -> str:
         """Template of the name that Spark shows."""
-        return " ".join((self.name, *(["{{ params.table | truncate(80) }}"] if self.of_table else []), self.run))
+        return " ".join((self.name, *([f"{{{{ {_TABLES} | truncate(80) }}}}"] if self.of_table else []), self.run))
 
     def arguments(self) -> list[str]:
         """Return the application's arguments, as templates."""
-        table = ["--table", "{{ params.table }}"] if self.of_table else []
+        table = ["--table", f"{{{{ {_TABLES} }}}}"] if self.of_table else []
         queue = ["--queue", self.queue] if self.queue else []
         return ["--conf", config_path(), *table, "--run", self.run, *queue, *self.options]
 
@@ -213,7 +217,11 @@ BOOTSTRAP_DRAIN = SparkApplication(
     lean=True,
     bound=_SCAN_BOUND,
 )
-REPLICA_VERIFY = SparkApplication("replica_verify", (flag("repair"),), driver_memory="2g", bound=_SCAN_BOUND)
+REPLICA_VERIFY = SparkApplication(
+    *("replica_verify", (flag("repair"), "{{ '' if params.table else '--due' }}")),
+    driver_memory="2g",
+    bound=_SCAN_BOUND,
+)
 
 _UNTIL = "--until="
 UNTIL = _UNTIL + "{{ (dag_run.start_date.timestamp() + run_s) | int }}"
@@ -359,7 +367,12 @@ BOOTSTRAP_PARAMETERS: dict[str, Parameter] = {
 """Parameters of the DAG ``bootstrap_table``."""
 
 VERIFY_PARAMETERS: dict[str, Parameter] = {
-    "table": TABLES_PARAMETER,
+    "table": {
+        **TABLES_PARAMETER,
+        **{"default": None, "type": ["null", "string"]},
+        "description_md": f"{TABLES_PARAMETER['description_md']}; empty, as in scheduled runs: all that the sync "
+        "follows, of large ones the token ranges that were compared longest ago",
+    },
     "repair": _switch("Repair", "Read ranges that differ again, and correct the replica"),
 }
 """Parameters of the DAG ``replica_verify``."""

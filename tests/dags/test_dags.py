@@ -181,6 +181,7 @@ def test_parameters_explain_themselves(bag: Any) -> None:
         ("bootstrap_table", {"table": "shop.orders", "splits": None}),
         ("bootstrap_table", {"table": 'shop.*, crm.c?, "A".b\nx.y'}),
         ("replica_verify", {"table": "*.*"}),
+        ("replica_verify", {}),
         ("bootstrap_table", {"table": "shop.orders", "columns": "a,b", "token_range": "-5:7", "where": "x > 1"}),
         ("replica_verify", {"table": "shop.orders", "repair": True}),
         ("replica_merge", {}),
@@ -231,6 +232,7 @@ COMMANDS = [
     ("bootstrap_table", "verify", {}, "replica_verify", "2g", []),
     ("replica_verify", "verify", {"repair": False}, "replica_verify", "2g", []),
     ("replica_verify", "verify", {"repair": True}, "replica_verify", "2g", ["--repair"]),
+    ("replica_verify", "verify", {"table": None}, "replica_verify", "2g", ["--due"]),
 ]  # fmt: skip
 
 

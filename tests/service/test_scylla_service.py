@@ -49,6 +49,7 @@ LOGS = {
     **{"errors": 0, "errors_surplus": 0},
 }
 OF_SCYLLA = Expected.of_cdc_logs(["default", "rack-a"])
+LASTING = {"alarms", "replica_verify"}
 SYNC_DAGS = {"out_of_sequence", "replica_merge", "schema_updater"}
 
 
@@ -96,10 +97,10 @@ def test_one_configuration_serves_both_databases(tmp_path: Path) -> None:
     of_scylla = expected_in(config, store)
     archive = {"commitlog_archive", "commitlog_archive_rack-a"}
     assert set(of_cassandra.dags) == SYNC_DAGS | {"commitlog_sync", "archive_reprocess"}
-    assert set(of_cassandra.lasting_dags) == {"alarms"} | archive
+    assert set(of_cassandra.lasting_dags) == LASTING | archive
     assert set(of_cassandra.needless_dags) == {"scylla_sync"}
     assert set(of_scylla.dags) == SYNC_DAGS | {"scylla_sync"}
-    assert set(of_scylla.lasting_dags) == {"alarms"}
+    assert set(of_scylla.lasting_dags) == LASTING
     assert set(of_scylla.needless_dags) == {"commitlog_sync", "archive_reprocess"} | archive
     assert set(of_cassandra.loops) - set(of_scylla.loops) == {
         *("commitlog_stage/default", "commitlog_stage/rack-a"),
@@ -107,7 +108,7 @@ def test_one_configuration_serves_both_databases(tmp_path: Path) -> None:
     }
     assert set(of_scylla.loops) - set(of_cassandra.loops) == {"scylla_log_stage/log"}
     off = expected_in(Config.model_validate({**document, "archive": {"policy": "off"}}), LocalStore(tmp_path / "new"))
-    assert set(off.lasting_dags) == {"alarms"}
+    assert set(off.lasting_dags) == LASTING
     assert set(off.needless_dags) == {"scylla_sync"} | archive
 
 
@@ -339,15 +340,15 @@ def test_start_asks_the_cluster_and_switches_on_what_it_needs(
     monkeypatch.setattr(command, "connect", lambda _: None)
     monkeypatch.setattr(command, "create_state", lambda *_: None)
     assert main(["start", "--timeout", "0", "--conf", str(conf)]) == ExitCode.COMPLETED_WITH_ERRORS
-    assert {dag for dag, paused in airflow.paused.items() if not paused} == SYNC_DAGS | {"scylla_sync", "alarms"}
+    assert {dag for dag, paused in airflow.paused.items() if not paused} == SYNC_DAGS | {"scylla_sync", *LASTING}
     assert airflow.switched.index("commitlog_sync") < airflow.switched.index("scylla_sync")
     assert follows_scylla(store)
     assert read_statuses(store) == {}, "loops of the other database are forgotten"
     said = capsys.readouterr()
-    assert "started: scylla_sync, out_of_sequence, replica_merge, schema_updater, alarms;" in said.out
+    assert "started: scylla_sync, out_of_sequence, replica_merge, schema_updater, alarms, replica_verify;" in said.out
     assert "scylla_log_stage/log has not read the CDC logs" in said.err
     assert main(["stop", "--conf", str(conf)]) == ExitCode.OK
-    assert {dag for dag, paused in airflow.paused.items() if not paused} == {"alarms"}
+    assert {dag for dag, paused in airflow.paused.items() if not paused} == LASTING
     assert "changes stay in the CDC logs for as long as their TTL until cdcservice start" in capsys.readouterr().out
     monkeypatch.setattr(command, "is_of_scylla", lambda _: False)
     assert main(["start", "--timeout", "0", "--conf", str(conf)]) == ExitCode.COMPLETED_WITH_ERRORS

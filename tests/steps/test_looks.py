@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 
 from ringsync.config.sections import Verify
+from ringsync.cql.types import Native
 from ringsync.ledger.staging import Bucket
 from ringsync.replica.suspects import WaitingRows
 from ringsync.ring.ring import Host
+from ringsync.schema.table import Column, TableSchema
 from ringsync.status import STOP_KEY
 from ringsync.steps.replica import caught_up, looks
 from ringsync.steps.replica.caught_up import CatchUp, SyncSeen, why_behind
@@ -24,7 +26,7 @@ from ringsync.steps.sync_plan import SyncPlan
 from ringsync.storage.local import LocalStore
 
 ID = "3" * 32
-TABLE: Any = SimpleNamespace(table_id=ID, full_name="shop.orders")
+TABLE = TableSchema("shop", "orders", ID, (Column("id", "partition_key", Native("int")),))
 
 
 @dataclass

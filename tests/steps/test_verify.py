@@ -1,10 +1,12 @@
 """Differences planted in the source behind the replica's back: each is found, named, and repaired."""
 
+import argparse
 import json
 import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,16 +19,20 @@ from pyspark import cloudpickle
 from ringsync.changes.schema import ROW
 from ringsync.cluster.cluster import read_hosts
 from ringsync.cluster.schema import read_table
+from ringsync.config import load_config
+from ringsync.cql.identifiers import parse_table_patterns
 from ringsync.ledger.followed import end_following, keep_following
 from ringsync.ledger.passes import LATE, digests_key
+from ringsync.ledger.proofs import PROOFS, get_proof
 from ringsync.ledger.staging import STAGED_ROWS, encode_rows, late_key
-from ringsync.status import STOP_KEY
-from ringsync.steps.application import ExitCode, Report, StepError
+from ringsync.status import STOP_KEY, read_status
+from ringsync.steps.application import Application, ExitCode, Report, StepError
 from ringsync.steps.loop import put_status
-from ringsync.steps.replica import checksums
+from ringsync.steps.replica import checksums, verify
 from ringsync.steps.replica.verify import again_after_conflicts
 from ringsync.steps.sync_plan import SyncPlan, interval_at
 from ringsync.storage.local import LocalStore
+from ringsync.wiring import store_of
 
 pytestmark = [pytest.mark.server, pytest.mark.spark]
 
@@ -249,6 +255,36 @@ def test_nothing_is_a_difference_while_the_sync_is_stopped(orders: str, followed
     assert "5 rows could not be judged: the sync is stopped" in report["error"]
     repaired, code = step("replica_verify", orders, "mended", repair=True)
     assert (repaired["rows_of_differing_ranges"]["not_judged"], code) == (0, ExitCode.OK)
+
+
+def test_what_is_due_is_proved_part_by_part(
+    orders: str, followed: str, lake: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tables that nobody follows are not due. Of a large one each run compares the ranges proved longest ago."""
+    monkeypatch.setattr(verify, "SMALL_BYTES", 0)
+    config = load_config(lake / "ringsync.yaml")
+    store, proved = store_of(config), []
+    for run in ("due-1", "due-2"):
+        given = argparse.Namespace(repair=False, due=True)
+        patterns = parse_table_patterns("*.*")
+        application = Application(
+            "replica_verify", str(lake / "ringsync.yaml"), config, store, None, run, given, patterns
+        )
+        before = get_proof(store, followed)
+        report, code = verify.run(application)
+        assert (list(report["tables"]), code) == ([orders], ExitCode.OK)
+        of_table, proof = report["tables"][orders], get_proof(store, followed)
+        assert before is not None
+        assert proof is not None
+        newer = {n for n in range(16) if proof.ranges_ms[n] > before.ranges_ms[n]}
+        assert (len(newer), of_table["rows"]) == (3, of_table["replica_rows"])
+        assert 0 < of_table["rows"] < ROWS
+        proved.append(newer)
+        store.put(f"proofs/{followed}.json", json.dumps({**asdict(proof), "part_ms": 0}).encode())  # a day has passed
+    assert proved[0].isdisjoint(proved[1])
+    told = read_status(store, PROOFS)
+    assert told is not None
+    assert told["proofs"][orders]["ranges_differing"] == 0
 
 
 def test_no_replica_yet(step: Any, session: Any, keyspace: str) -> None:

@@ -225,6 +225,11 @@ class Stream(Section):
     codec: Literal["deflate", "null"] = "deflate"
 
 
+_FIELD = r"[0-9A-Za-z*/,#?-]+"
+_CRON = rf"@(hourly|daily|weekly)|{_FIELD}( +{_FIELD}){{4}}"
+_CRON_RULE = "@hourly, @daily, @weekly, five fields as for cron (30 2 * * *), or off"
+
+
 class Replica(Section):
     """The Delta replica."""
 
@@ -233,6 +238,14 @@ class Replica(Section):
     deletion_vectors: bool = True
     merge_interval_s: Annotated[float, Field(gt=0)] = 1800.0
     merge_rows_fraction: Annotated[float, Field(gt=0, le=1)] = 0.01
+    verify_schedule: Annotated[str, matching(_CRON, _CRON_RULE)] | None = "@daily"
+    verify_days: Annotated[float, Field(ge=1, le=365)] = 7.0
+
+    @field_validator("verify_schedule", mode="before")
+    @classmethod
+    def _off(cls, value: Any) -> Any:
+        return None if value in (False, "off") else value  # YAML reads the word off as a truth value
+
     task_timeout_h: Annotated[float, Field(gt=0)] = 24.0
 
 

@@ -15,6 +15,7 @@ from ringsync.airflow_client import AirflowClient, AirflowError
 from ringsync.cluster.session import ClusterError, connect
 from ringsync.config import Config, ConfigError, load_config
 from ringsync.ledger.database import note_database
+from ringsync.ledger.proofs import PROOFS
 from ringsync.service.checks import CHECKS, is_of_scylla, longest_sync_period_ms
 from ringsync.service.expected import Expected, expected_in, expected_of
 from ringsync.service.health import REPROCESS
@@ -46,7 +47,7 @@ def start(arguments: argparse.Namespace, console: Console) -> ExitCode:
     note_database(store, expected.of_scylla)
     before = read_statuses(store)
     for loop in before:
-        if loop not in expected.loops and not loop.startswith((BOOTSTRAPS, REPROCESS)):
+        if loop not in expected.loops and not loop.startswith((BOOTSTRAPS, REPROCESS, PROOFS)):
             forget(store, loop)
     store.delete(STOP_KEY)
     _switch_on(client_of(config), expected)

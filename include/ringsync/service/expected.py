@@ -28,6 +28,7 @@ LOG_STAGE = "scylla_log_stage/log"
 """Name of the status of the loop that reads Scylla's CDC logs."""
 
 _LOOPS = (CLOSE, "out_of_sequence/queue", SCHEMA)
+_LASTING_DAGS = (ALARMS_DAG, "replica_verify")
 _COMMIT_LOG_DAGS = ("commitlog_sync", "out_of_sequence", "replica_merge", "schema_updater", "archive_reprocess")
 _CDC_LOG_DAGS = ("scylla_sync", "out_of_sequence", "replica_merge", "schema_updater")
 
@@ -76,7 +77,7 @@ class Expected:
         of_archive = tuple(map(archive_dag, queues))
         return Expected(
             dags=_COMMIT_LOG_DAGS,
-            lasting_dags=(ALARMS_DAG, *(of_archive if archives else ())),
+            lasting_dags=(*_LASTING_DAGS, *(of_archive if archives else ())),
             needless_dags=(*_without(_CDC_LOG_DAGS, _COMMIT_LOG_DAGS), *(() if archives else of_archive)),
             stages=tuple(f"commitlog_stage/{queue}" for queue in queues),
             lasting_loops=(ALARMS, *(f"{ARCHIVE}{queue}" for queue in queues if archives)),
@@ -92,7 +93,7 @@ class Expected:
         """
         return Expected(
             dags=_CDC_LOG_DAGS,
-            lasting_dags=(ALARMS_DAG,),
+            lasting_dags=_LASTING_DAGS,
             needless_dags=(*_without(_COMMIT_LOG_DAGS, _CDC_LOG_DAGS), *map(archive_dag, queues)),
             stages=(LOG_STAGE,),
             lasting_loops=(ALARMS,),

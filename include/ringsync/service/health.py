@@ -89,7 +89,8 @@ def _unreadable(loop: str, reason: str) -> Problem:
 
 def _of_loop(loop: str, status: Status, limits: Limits, now_s: float) -> list[Problem]:
     """Return what the status of a loop tells."""
-    found = [*_of_bootstrap(loop, status, now_s), *delays(loop, status, limits, now_s), *_told(loop, status)]
+    found = [*_of_bootstrap(loop, status, now_s), *_of_proofs(status, now_s)]
+    found += [*delays(loop, status, limits, now_s), *_told(loop, status)]
     return [replace(problem, owner=loop) for problem in found]
 
 
@@ -168,6 +169,28 @@ def _of_bootstrap(loop: str, status: Status, now_s: float) -> Iterator[Problem]:
             "with --cancel, which ends it"
         )
         yield Problem(Kind.BOOTSTRAP_ABANDONED, status["table"], text)
+
+
+def _of_proofs(status: Status, now_s: float) -> Iterator[Problem]:
+    """Yield what verifications tell of replicas that differ, or are not proved for long."""
+    for table, proof in status.get("proofs", {}).items():
+        if ranges := proof["ranges_differing"]:
+            text = (
+                f"{table}: {proof['rows_differing']:,} rows of its replica differed from the source "
+                f"{duration(now_s - proof['found_ms'] / 1000)} ago, in {ranges:,} of {proof['ranges']:,} token ranges "
+                f"(reports/replica_verify/{proof['run']}.json): cdcservice verify --repair --table {table}"
+            )
+            yield Problem(Kind.REPLICA_DIFFERS, table, text)
+        if proof["overdue_ms"] is not None and now_s * 1000 > proof["overdue_ms"]:
+            text = (
+                f"{table}: its replica was last proved equal, all of it, {_when(proof['proved_ms'], now_s)}: "
+                f"cdcservice verify --table {table}, and see why the DAG replica_verify does not"
+            )
+            yield Problem(Kind.PROOF_OVERDUE, table, text)
+
+
+def _when(moment_ms: int, now_s: float) -> str:
+    return f"{duration(now_s - moment_ms / 1000)} ago" if moment_ms else "never"
 
 
 _OF_LOOP = {

@@ -31,6 +31,8 @@ class Kind(StrEnum):
     TABLE_LEFT_OUT = "table-left-out"
     REPLICA_FAILING = "replica-failing"
     REPLICA_LAGGING = "replica-lagging"
+    REPLICA_DIFFERS = "replica-differs"
+    PROOF_OVERDUE = "proof-overdue"
     KAFKA_FAILING = "kafka-failing"
     KAFKA_LAGGING = "kafka-lagging"
     ROWS_UNCLAIMED = "rows-unclaimed"

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from ringsync.ledger.proofs import PROOFS
 from ringsync.progress import duration
 from ringsync.service.delays import ARCHIVE_WAITS
 from ringsync.service.expected import ARCHIVE, CLOSE, LOG_STAGE, SCHEMA
@@ -33,7 +34,7 @@ def status_lines(statuses: Mapping[str, Status], dags: Mapping[str, DagHealth], 
         [
             (loop, f"{age_s(status, now_s):.0f} s ago")
             for loop, status in statuses.items()
-            if loop not in bootstraps and loop != ARCHIVE_WAITS
+            if loop not in (*bootstraps, ARCHIVE_WAITS, PROOFS)
         ],
     )
     yield from _table(
@@ -86,6 +87,13 @@ def status_lines(statuses: Mapping[str, Status], dags: Mapping[str, DagHealth], 
         "table, lag p50 s, p99 s, agreement s, replica s, kafka s, open buckets, oldest, last pass, replica, to kafka, "
         "rows, duplicates, only one replica",
         [_published(name, table, now_s) for name, table in tables],
+    )
+    yield from _table(
+        "replica of, proved equal, token ranges that differ, of",
+        [
+            (table, _ago(proof["proved_ms"] or None, now_s), proof["ranges_differing"], proof["ranges"])
+            for table, proof in statuses.get(PROOFS, {}).get("proofs", {}).items()
+        ],
     )
     if late := statuses.get("out_of_sequence/queue"):
         yield from _table(

@@ -17,10 +17,12 @@ from ringsync.cluster.session import connect
 from ringsync.cluster.shared import KnownTables, Shared, TableName, read_known_tables
 from ringsync.ledger.followed import followed_tables
 from ringsync.ledger.gaps import note_verified
+from ringsync.ledger.proofs import Examined, due_ranges, get_proof, note_examined, tell_proofs
 from ringsync.ledger.table_versions import as_recorded, version_of
 from ringsync.sources.scan.plan import ScanPlan, Selection
 from ringsync.sources.scan.planning import make_scan_plan
 from ringsync.state.bootstrap import BootstrapState
+from ringsync.status import read_status
 from ringsync.steps.application import (
     Application,
     ExitCode,
@@ -56,6 +58,9 @@ if TYPE_CHECKING:
 TABLES_OF_A_JOB = 100
 """Most tables that are summed up in one Spark job. All of them are seen as of one moment, which must not be long ago
 when the last of them is read: servers forget what expired since."""
+
+SMALL_BYTES = 128 << 20
+"""Compressed bytes of a replica up to which all of its token ranges are due each time."""
 
 REPAIRS = 5
 """How often a repair is begun while merges are faster."""
@@ -103,6 +108,8 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
             opened = [verified for _, verified in attempts(application.run, some, work, outcome)]
             if opened:
                 compare_tables(application, examine, opened, outcome, clock)
+    days = config.replica.verify_days if config.replica.verify_schedule else None
+    tell_proofs(application.store, days, int(clock() * 1000))
     report, code = in_all(outcome, last=True)
     return {**report, **more}, code
 
@@ -123,6 +130,8 @@ def tables_of(
         since = completed_since(application, state, outcome)
         tables = [name for name in dict.fromkeys((*plans, *since)) if outcome.goes_on(name)]
         return tables, {"completed_since": [*map(text_of, since)]}
+    if is_due(application):
+        return due_tables(store, known), {}
     tables, outcome.failures = chosen(application.patterns, known)
     keys = {stat.key.split("/base/")[0] for stat in store.list("replica/") if "/base/_delta_log/" in stat.key}
     named = {pattern.name for pattern in application.patterns if pattern.is_name}
@@ -133,6 +142,17 @@ def tables_of(
             reason = f"none of the {len(matched)} tables that match {pattern} has a replica in {store.url}"
             outcome.failures[str(pattern)] = Failure(reason, int(ExitCode.FATAL))
     return [name for name in tables if name not in without], {"without_replica": [".".join(name) for name in without]}
+
+
+def due_tables(store: ObjectStore, known: KnownTables) -> list[TableName]:
+    """Find the tables that the sync follows, and that have a replica, but for those that are being bootstrapped."""
+    from ringsync.replica.base import base_folder
+
+    followed = followed_tables(store)
+    told = (read_status(store, "bucket_close/close") or {}).get("tables", {}).values()
+    busy = {one["table_id"] for one in told if one.get("bootstrap")}
+    found = [name for name, table in known.tables.items() if table.table_id in followed.keys() - busy]
+    return [name for name in found if store.list(f"{base_folder(*name)}/_delta_log/")]
 
 
 def open_table(
@@ -156,7 +176,11 @@ def open_table(
     plan = make_scan_plan(shared.session, config, *name, now=now, selection=selection, shared=shared)
     # Recorded before it is used: the history gives columns their names in the lake.
     table = as_recorded(store, plan.table) if plan.table.is_selection else version_of(store, plan.table).table
-    sides = Sides(replace(plan, table=table), state_of(application, table), is_followed=table.table_id in followed)
+    seen = state_of(application, table)
+    sides = Sides(replace(plan, table=table), seen, table.table_id in followed)
+    if is_due(application) and seen.base_bytes + seen.changed_bytes > SMALL_BYTES:
+        proof, days = get_proof(store, table.table_id), config.replica.verify_days
+        sides = replace(sides, chosen=due_ranges(proof, seen.base, config.verify.ranges, days, now * 1000))
     return Verified(table, sides)
 
 
@@ -210,13 +234,38 @@ def conclude(
             "before_repair": report,
             "repair": {**asdict(written), "consistency_level": level},
         }
-    if found.is_equal:
-        # A copy that nobody follows shows its own moment only.
-        copied_ms = int(plan.now * 1000) if verified.sides.is_followed else verified.sides.seen.as_of_us // 1000
-        note_verified(store, table.table_id, min(int(plan.now * 1000), copied_ms))
-    elif not found.rows_differing:
+    proof = note_examined(store, examined(application, verified, found))
+    if proof.proved_ms and found.is_equal:
+        note_verified(store, table.table_id, proof.proved_ms)
+    if not found.is_equal and not found.rows_differing:
         report["error"] = f"{found.rows['not_judged']:,} rows could not be judged: {found.why_not_judged}"
     return report, ExitCode.OK if found.is_equal else ExitCode.COMPLETED_WITH_ERRORS
+
+
+def examined(application: Application, verified: Verified, found: Comparison) -> Examined:
+    """Return what was found of a replica, for its proof."""
+    table, sides = verified.table, verified.sides
+    now_ms = int(sides.plan.now * 1000)
+    return Examined(
+        table_id=table.table_id,
+        table=text_of((table.keyspace, table.name)),
+        base=sides.seen.base,
+        count=found.ranges,
+        chosen=range(found.ranges) if sides.chosen is None else sides.chosen,
+        differing=found.wrong,
+        unjudged=found.unjudged,
+        rows_differing=found.rows_differing,
+        # A copy that nobody follows shows its own moment only.
+        began_ms=now_ms if sides.is_followed else min(now_ms, sides.seen.as_of_us // 1000),
+        run=application.run,
+        is_part=is_due(application),
+        is_followed=sides.is_followed,
+    )
+
+
+def is_due(application: Application) -> bool:
+    """Tell whether a run compares what is due, of the tables that the sync follows."""
+    return bool(getattr(application.options, "due", False))
 
 
 def correct(

@@ -1,0 +1,136 @@
+"""What is proved of a replica, over many runs that each compare a part, and what the status tells of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ringsync.ledger.dropped_tables import mark_dropped
+from ringsync.ledger.proofs import PROOFS, Examined, due_ranges, get_proof, note_examined, proofs, tell_proofs
+from ringsync.service.expected import Expected
+from ringsync.service.health import problems
+from ringsync.service.problem import Kind, Problem
+from ringsync.service.show import status_lines
+from ringsync.status import read_status
+from ringsync.storage.local import LocalStore
+
+ID, DAY_MS, NOON = "3" * 32, 86_400_000, 1_900_000_000_000
+COUNT, DAYS = 16, 7.0
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalStore:
+    return LocalStore(tmp_path)
+
+
+def examined(at_ms: int, **more: Any) -> Examined:
+    whole = Examined(ID, "shop.orders", "b1", COUNT, range(COUNT), (), (), 0, at_ms, "run-1", False, True)
+    return replace(whole, **more)
+
+
+def test_a_proof_is_as_old_as_its_oldest_range(store: LocalStore) -> None:
+    first = note_examined(store, examined(NOON, chosen=range(8)))
+    assert (first.proved_ms, first.ranges_ms[7], first.ranges_ms[8]) == (0, NOON, 0)
+    second = note_examined(store, examined(NOON + 1, chosen=range(4, COUNT), unjudged=[5], differing=[6]))
+    assert second.ranges_ms[4:8] == (NOON + 1, NOON, NOON, NOON + 1)
+    assert (second.proved_ms, second.differing) == (NOON, (6,))
+    assert get_proof(store, ID) == second
+    again = note_examined(store, examined(NOON + 2))
+    assert (again.proved_ms, again.differing) == (NOON + 2, ())
+
+
+def test_a_difference_stays_until_its_range_is_found_equal(store: LocalStore) -> None:
+    note_examined(store, examined(NOON, differing=[3, 9], rows_differing=5))
+    assert note_examined(store, examined(NOON + 1, chosen=range(3))).differing == (3, 9)
+    assert note_examined(store, examined(NOON + 2, chosen=[3], unjudged=[3])).differing == (3, 9)
+    after = note_examined(store, examined(NOON + 3, chosen=[3]))
+    assert (after.differing, after.rows_differing, after.found_ms) == ((9,), 5, NOON)
+
+
+def test_nothing_is_proved_of_another_base_and_little_of_other_ranges(store: LocalStore) -> None:
+    note_examined(store, examined(NOON))
+    other = note_examined(store, examined(NOON + 1, count=4, chosen=[2]))
+    assert other.ranges_ms == (NOON, NOON, NOON + 1, NOON)
+    anew = note_examined(store, examined(NOON + 2, base="b2", chosen=[1]))
+    assert (anew.ranges_ms[:3], anew.since_ms) == ((0, NOON + 2, 0), NOON + 2)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.floats(0.01, 1.0), min_size=40, max_size=60), st.integers(1, 300))
+def test_each_range_is_due_within_its_days(gaps: list[float], count: int) -> None:
+    """Whenever the runs are, at most a day apart."""
+    store, now_ms = _Memory(), NOON
+    last = dict.fromkeys(range(count), NOON)
+    for days in gaps:
+        now_ms += int(days * DAY_MS)
+        chosen = due_ranges(store.proof, "b1", count, DAYS, now_ms)
+        assert len(chosen) <= count * max(days, 1) / DAYS + 1
+        for number in chosen:
+            assert now_ms - last[number] <= (DAYS + 1) * DAY_MS
+            last[number] = now_ms
+        store.note(examined(now_ms, count=count, chosen=chosen, is_part=True))
+    assert all(now_ms - at_ms <= (DAYS + 1) * DAY_MS for at_ms in last.values())
+
+
+class _Memory:
+    """A proof without a store."""
+
+    proof: Any = None
+
+    def note(self, found: Examined) -> None:
+        from ringsync.ledger.proofs import _added
+
+        self.proof = _added(self.proof, found)
+
+
+def told(store: LocalStore, now_ms: int, days: float | None = DAYS) -> list[Problem]:
+    tell_proofs(store, days, now_ms)
+    status = read_status(store, PROOFS)
+    assert status is not None
+    nothing = Expected((), (), (), (), (), (), "")
+    seen = problems({PROOFS: status}, {}, nothing, False, now_ms / 1000)
+    return [one for one in seen if one.kind in (Kind.REPLICA_DIFFERS, Kind.PROOF_OVERDUE)]
+
+
+def test_differences_are_a_problem_until_a_repair(store: LocalStore) -> None:
+    note_examined(store, examined(NOON, differing=[3], rows_differing=5))
+    (problem,) = told(store, NOON + DAY_MS)
+    assert (problem.kind, problem.where) == (Kind.REPLICA_DIFFERS, "shop.orders")
+    assert "5 rows" in problem.text
+    assert "cdcservice verify --repair --table shop.orders" in problem.text
+    note_examined(store, examined(NOON + DAY_MS, chosen=[3]))
+    assert told(store, NOON + DAY_MS) == []
+
+
+def test_a_copy_that_nobody_follows_may_differ(store: LocalStore) -> None:
+    note_examined(store, examined(NOON, differing=[3], is_followed=False))
+    assert told(store, NOON + 99 * DAY_MS) == []
+
+
+def test_a_proof_that_is_too_old_is_a_problem(store: LocalStore) -> None:
+    note_examined(store, examined(NOON, chosen=range(8)))
+    assert told(store, NOON + 9 * DAY_MS) == []
+    (problem,) = told(store, NOON + 9 * DAY_MS + 1000)
+    assert (problem.kind, "never" in problem.text) == (Kind.PROOF_OVERDUE, True)
+    assert told(store, NOON + 99 * DAY_MS, days=None) == [], "nobody verifies by itself"
+    note_examined(store, examined(NOON + 9 * DAY_MS))
+    assert told(store, NOON + 10 * DAY_MS) == []
+
+
+def test_the_status_shows_each_proof_and_forgets_tables_that_are_gone(store: LocalStore) -> None:
+    note_examined(store, examined(NOON))
+    note_examined(store, examined(NOON, table_id="4" * 32, table="shop.gone", differing=[1]))
+    store.put(f"proofs/{'5' * 32}.json", b"{")
+    mark_dropped(store, "shop", "gone", "4" * 32, NOON)
+    assert told(store, NOON + DAY_MS) == []
+    status = read_status(store, PROOFS)
+    assert status is not None
+    lines = [*status_lines({PROOFS: status}, {}, NOON / 1000 + 3600)]
+    assert any(line.split()[:2] == ["shop.orders", "1"] or "shop.orders" in line for line in lines)
+    assert not any("sign of life" in line for line in lines), "it is no loop"
+    assert proofs(store).keys() == {ID}
