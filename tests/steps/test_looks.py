@@ -71,7 +71,7 @@ def looked(
     clock, table = Clock(), suspected(**more)
     looker: Any = FakeLooker(LocalStore(tmp_path), clock, finds)
 
-    def behind(seen: SyncSeen, catch_up: CatchUp, applied: int) -> str:
+    def behind(seen: SyncSeen, catch_up: CatchUp, applied: Callable[[], int]) -> str:
         return "" if clock.now_s >= catch_up.logged_ms / 1000 + has_all_at_s - 1 else "the sync is slow"
 
     with pytest.MonkeyPatch.context() as patch:
@@ -136,7 +136,7 @@ def test_a_write_is_followed_from_the_log_to_the_replica(tmp_path: Path, of_scyl
 
     def why(applied: int = 7, now_ms: int = 200_000) -> str:
         config: Any = SimpleNamespace(sync=sync)
-        return why_behind(SyncSeen(store, config, statuses, plan, False, now_ms), catch_up, applied)
+        return why_behind(SyncSeen(store, config, statuses, plan, False, now_ms), catch_up, lambda: applied)
 
     assert why() == "what was logged is not staged yet"
     staged["clear_at_ms"] = staged["nodes"]["h1"]["clear_at_ms"] = 100_000  # type: ignore[index]
@@ -158,7 +158,7 @@ def test_a_sync_that_is_silent_or_stopped_is_behind(tmp_path: Path) -> None:
     sync: Any = SimpleNamespace(sync=SimpleNamespace(queues=("default",), queue_of=lambda *_: "default"))
     plan = SyncPlan(Bucket(0, 60_000), (HOST,), {}, ())
     silent = SyncSeen(LocalStore(tmp_path), sync, {}, plan, False, 200_000)
-    assert "has given no sign of life" in why_behind(silent, CatchUp(TABLE, 100_000), 7)
+    assert "has given no sign of life" in why_behind(silent, CatchUp(TABLE, 100_000), lambda: 7)
     stopped = SyncSeen(LocalStore(tmp_path), sync, {}, plan, True, 200_000)
-    assert why_behind(stopped, CatchUp(TABLE, 100_000), 7) == "the sync is stopped: cdcservice start"
+    assert why_behind(stopped, CatchUp(TABLE, 100_000), lambda: 7) == "the sync is stopped: cdcservice start"
     assert caught_up.newest_plan(LocalStore(tmp_path)) is None

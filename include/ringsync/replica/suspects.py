@@ -31,7 +31,8 @@ from ringsync.images.to_changes import has_clustering, image_keys
 from ringsync.schema.table import TableSchema
 
 ROWS_OF_A_FILE = 5_000
-"""Most suspects in one file: so many keys are looked up together."""
+BYTES_OF_A_FILE = 32 << 20
+"""Most suspects in one file, and about how many bytes of them: so many are looked up together."""
 
 
 @dataclass(frozen=True)

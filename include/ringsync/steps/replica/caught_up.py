@@ -6,7 +6,7 @@ late are not waited for: they may wait for a node that is down.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,10 +116,10 @@ def newest_plan(store: ObjectStore) -> SyncPlan | None:
     return None
 
 
-def why_behind(seen: SyncSeen, catch_up: CatchUp, applied: int) -> str:
+def why_behind(seen: SyncSeen, catch_up: CatchUp, applied: Callable[[], int]) -> str:
     """Say what a replica still waits for; empty: it has all that was logged until the moment.
 
-    :param applied: the last pass that the replica has
+    :param applied: reads the last pass that the replica has
     """
     table_id = catch_up.table.table_id
     if seen.is_stopped:
@@ -134,10 +134,10 @@ def why_behind(seen: SyncSeen, catch_up: CatchUp, applied: int) -> str:
         # Rows that leave these files after now are in passes that come after the last one.
         catch_up.waiting = waiting_rows(seen.store, catch_up.table)
         catch_up.last_pass = max(pass_numbers(seen.store, table_id), default=0)
-    if applied < catch_up.last_pass:
+    if (last := applied()) < catch_up.last_pass:
         told: Any = seen.of_table(table_id) or {}
         reason = told.get("replica_error") or told.get("error")
-        return f"the replica has pass {applied} of {catch_up.last_pass}" + (f": {reason}" if reason else "")
+        return f"the replica has pass {last} of {catch_up.last_pass}" + (f": {reason}" if reason else "")
     return ""
 
 

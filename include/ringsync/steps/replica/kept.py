@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from ringsync.config import Config
 from ringsync.ledger.staging import decode_rows, encode_rows
-from ringsync.replica.suspects import ROWS_OF_A_FILE, suspects
+from ringsync.replica.suspects import BYTES_OF_A_FILE, ROWS_OF_A_FILE, suspects
 from ringsync.storage.port import ObjectStore
 from ringsync.wiring import store_of
 
@@ -50,7 +50,8 @@ class Keep:
 
 def put_suspects(store: ObjectStore, folder: str, rows: pa.RecordBatch) -> list[str]:
     """Put suspects, and return the keys of their files."""
-    parts = [rows.slice(start, ROWS_OF_A_FILE) for start in range(0, len(rows), ROWS_OF_A_FILE)]
+    most = max(1, min(ROWS_OF_A_FILE, BYTES_OF_A_FILE * len(rows) // max(1, rows.nbytes)))
+    parts = [rows.slice(start, most) for start in range(0, len(rows), most)]
     keys = [f"{folder}{uuid.uuid4().hex}.arrow" for _ in parts]
     for key, part in zip(keys, parts, strict=True):
         store.put(key, encode_rows(part))

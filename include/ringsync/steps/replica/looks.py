@@ -206,6 +206,10 @@ class Suspected:
     found: Found
     failure: Exception | None = None
 
+    def applied(self) -> int:
+        """Read the last pass that the replica has."""
+        return self.state().applied
+
     @property
     def copy(self) -> Copy | None:
         """What the replica is if nobody keeps it in step."""
@@ -308,15 +312,13 @@ def _round(
         for number, catch_up in waiting.items():
             table = tables[number]
             try:
-                state = table.state()
-                reasons[number] = why_behind(seen, catch_up, state.applied) if table.sides.is_followed else ""
+                reasons[number] = why_behind(seen, catch_up, table.applied) if table.sides.is_followed else ""
+                has_all = not reasons[number]
+                if has_all or is_over or is_due:
+                    waits = catch_up.waiting or WaitingRows()
+                    looks[number] = TableLook(table.sides.plan, table.state(), table.ring, has_all, waits, table.copy)
             except Exception as error:  # it is this table's alone
                 table.failure = error
-                continue
-            has_all = not reasons[number]
-            if has_all or is_over or is_due:
-                waits = catch_up.waiting or WaitingRows()
-                looks[number] = TableLook(table.sides.plan, state, table.ring, has_all, waits, table.copy)
         looker.look(tables, looks)
         for number in [*waiting]:
             table = tables[number]
