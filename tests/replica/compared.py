@@ -49,11 +49,11 @@ def compared_at_once(
         def keep(found: pa.RecordBatch) -> list[str]:
             return put_suspects(LocalStore(Path(folder)), "verify/", suspects(found, now_s))
 
-        equal, files = compare_in_spark(*sides, table, keep)
+        equal, number, files = compare_in_spark(*sides, table, keep)
         kept = [get_suspects(LocalStore(Path(folder)), key) for key in files]
     equal_too, others = compare_rows(*(side.toArrow().to_batches() for side in sides), table)
     found, again = (judged(table, some, source, replica, now_s, looks) for some in (kept, [suspects(others, now_s)]))
-    assert (equal, found.outcomes, found.kinds) == (equal_too, again.outcomes, again.kinds)
+    assert (equal, number, found.outcomes, found.kinds) == (equal_too, len(others), again.outcomes, again.kinds)
     limit = looks.get("limit", 1000)
     if len(found.listed) < limit:
         assert sorted(found.listed) == sorted(again.listed)

@@ -21,7 +21,7 @@ from ringsync.replica.lookup import images_between, previous_images
 from ringsync.replica.suspects import Judged, Round, WaitingRows, judge_suspects, suspects
 from ringsync.schema.table import Column, TableSchema
 from ringsync.sources.lookup.keys import row_keys
-from ringsync.steps.replica.kept import get_suspects, put_suspects
+from ringsync.steps.replica.kept import folder_of, get_suspects, put_suspects, tidy
 from ringsync.storage.local import LocalStore
 from tests.replica.bases import state_of, write_base, write_pass
 
@@ -149,6 +149,22 @@ def test_a_row_that_is_there_twice(tmp_path: Path) -> None:
     case = Case(tmp_path, [image(1), image(1)])
     equal, found = case.first([image(1)])
     assert (equal, case.look(found, [image(1)]).outcomes) == (1, Counter(extra=1))
+
+
+def test_suspects_lie_in_files_of_some_bytes_and_go_with_their_run(tmp_path: Path) -> None:
+    store, case = LocalStore(tmp_path), Case(tmp_path, [])
+    _, found = case.first([image(n) for n in range(100)])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ringsync.steps.replica.kept.BYTES_OF_A_FILE", found.nbytes // 9)
+        mine, other = folder_of("r", 1000), folder_of("killed", 0)
+        keys = put_suspects(store, mine, found)
+    assert 9 <= len(keys) <= 12
+    assert sum(len(get_suspects(store, key)) for key in keys) == 100
+    put_suspects(store, other, found)
+    tidy(store, mine, 2000)
+    assert {stat.key.partition("-")[2].partition("/")[0] for stat in store.list("verify/0")} == {"killed"}
+    tidy(store, mine, 10**10)
+    assert store.list("verify/0") == []
 
 
 @pytest.mark.parametrize("kind", [ROW, PARTITION_DELETION])

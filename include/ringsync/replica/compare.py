@@ -103,7 +103,7 @@ def compare_rows(
 
 def compare_in_spark(
     source: DataFrame, replica: DataFrame, table: TableSchema, keep: Callable[[pa.RecordBatch], Sequence[str]]
-) -> tuple[int, list[str]]:
+) -> tuple[int, int, list[str]]:
     """Compare live rows of both sides. They are joined by the keys' digests, since Spark's own equality takes -0.0 for
     0.0 and cannot compare maps. Copies of one row are numbered, so that a row that is there twice finds no second
     partner.
@@ -111,7 +111,7 @@ def compare_in_spark(
     :param source: live rows (:func:`ringsync.replica.view.as_selected`)
     :param replica: live rows (:func:`ringsync.replica.view.live`)
     :param keep: function of the tasks that keeps rows as those of :func:`compare_rows`, and returns where
-    :returns: number of equal rows, and where the others are kept
+    :returns: number of equal rows, number of the others, and where these are kept
     """
     there, here = (
         _with_digests(side, table).selectExpr("*", "row_number() OVER (PARTITION BY `key` ORDER BY digest) AS copy")
@@ -137,11 +137,13 @@ def compare_in_spark(
         for batch in batches:
             others = batch.filter(pc.invert(batch["is_equal"])).drop_columns(["is_equal"])
             places = [*keep(others)] if len(others) else []
-            equal = [len(batch) - len(others), *(0 for _ in places)]
-            yield pa.record_batch([pa.array(equal, pa.int64()), pa.array([None, *places])], names=["equal", "place"])
+            counts = [[number, *(0 for _ in places)] for number in (len(batch) - len(others), len(others))]
+            columns = [*(pa.array(count, pa.int64()) for count in counts), pa.array([None, *places], pa.string())]
+            yield pa.record_batch(columns, names=["equal", "others", "place"])
 
-    found = joined.mapInArrow(kept, "equal bigint, place string").toArrow()
-    return pc.sum(found["equal"]).as_py() or 0, found["place"].drop_null().to_pylist()
+    found = joined.mapInArrow(kept, "equal bigint, others bigint, place string").toArrow()
+    equal, others = (pc.sum(found[name]).as_py() or 0 for name in ("equal", "others"))
+    return equal, others, found["place"].drop_null().to_pylist()
 
 
 def _numbered(rows: Iterable[pa.RecordBatch], table: TableSchema) -> pa.Table:

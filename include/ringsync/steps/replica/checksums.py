@@ -170,7 +170,7 @@ class RowsTask:
                 replica = (inside(rows, small.ranges) for rows in whole.rows(self.config, permits))
                 there, here = (at_most(self.most_bytes, side) for side in (source, replica))
                 equal, others = compare_rows(there, here, plan.table)
-            return small.number, FirstLook(equal, Keep(self.config, self.folder, plan.now)(others))
+            return small.number, FirstLook(equal, len(others), Keep(self.config, self.folder, plan.now)(others))
         except DriverGoneError:
             raise
         except TooLargeError:

@@ -23,7 +23,7 @@ from ringsync.sources.scan.plan import ScanPlan, within
 from ringsync.steps.application import Application, StepError, TaskFailedError, spark_is_gone
 from ringsync.steps.replica.caught_up import longest_sync_period_ms, newest_plan
 from ringsync.steps.replica.follow_schema import followed_state
-from ringsync.steps.replica.kept import FOLDER, FirstLook, Keep
+from ringsync.steps.replica.kept import FirstLook, Keep, folder_of, tidy
 from ringsync.steps.tables import halved
 from ringsync.storage import delta_options
 
@@ -56,15 +56,14 @@ class Examine:
     ) -> None:
         self._application, self._shared, self._spark, self._clock = application, shared, spark, clock
         self._edges = boundaries(application.config)
-        self._folder = f"{FOLDER}{application.run}/"
+        self._folder = folder_of(application.run, int(clock() * 1000))
         self._sync_period_ms: int | None = None
 
     def __enter__(self) -> Examine:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        for stat in self._application.store.list(self._folder):
-            self._application.store.delete(stat.key)
+        tidy(self._application.store, self._folder, int(self._clock() * 1000))
 
     def __call__(self, tables: Sequence[Sides]) -> list[Comparison | Exception]:
         """Compare some tables.
@@ -206,6 +205,9 @@ class Examine:
         found = suspected.found if suspected else Found()
         rows: dict[str, int] = {outcome: found.outcomes[outcome] for outcome in OUTCOMES}
         rows["equal"] += look.equal if look else 0
+        if look and sum(rows.values()) != look.equal + look.others:
+            reason = f"{look.equal} rows were equal at first, {look.others} were not, {rows} is what became of them"
+            return StepError(f"the counts of the comparison do not reconcile: {reason}")
         source, replica = sums
         edges = self._edges
         return Comparison(

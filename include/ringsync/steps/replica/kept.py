@@ -1,6 +1,6 @@
-"""The files of suspects in the object store, ``verify/<run>/``: what differed at look 1 waits there for the next looks.
+"""The files of suspects in the object store, ``verify/<ms>-<run>/``: what differed at look 1 waits for the next looks.
 
-Tasks of Spark write and read them. The run removes them at its end.
+Tasks of Spark write and read them. The run removes them at its end, and those of runs that were killed long ago.
 """
 
 from __future__ import annotations
@@ -16,18 +16,36 @@ from ringsync.replica.suspects import BYTES_OF_A_FILE, ROWS_OF_A_FILE, suspects
 from ringsync.storage.port import ObjectStore
 from ringsync.wiring import store_of
 
-FOLDER = "verify/"
+_FOLDER = "verify/"
+
+_LEFT_MS = 8 * 86_400_000
+"""Nobody looks any more at suspects that are so old, ms: no run takes so long."""
+
+
+def folder_of(run: str, began_ms: int) -> str:
+    """Return the folder of a run's suspects."""
+    return f"{_FOLDER}{began_ms:013}-{run}/"
+
+
+def tidy(store: ObjectStore, folder: str, now_ms: int) -> None:
+    """Remove the suspects of a run that ends, and of those that were killed."""
+    for stat in store.list(_FOLDER):
+        began = stat.key.removeprefix(_FOLDER).partition("-")[0]
+        is_left = began.isdecimal() and int(began) < now_ms - _LEFT_MS
+        if is_left or stat.key.startswith(folder):
+            store.delete(stat.key)
 
 
 @dataclass(frozen=True)
 class FirstLook:
     """What the first comparison of a table's rows has found.
 
-    :ivar equal: number of rows that are equal
+    :ivar equal: number of rows that are equal; ``others``: of those that are not
     :ivar files: keys of the files with the others
     """
 
     equal: int
+    others: int
     files: list[str]
 
 
