@@ -17,7 +17,7 @@ from ringsync.cluster.shared import Shared
 from ringsync.config import Config
 from ringsync.images.differences import Difference
 from ringsync.images.judgement import OUTCOMES
-from ringsync.ring.ranks import ranked
+from ringsync.ring.ranks import RankedRing, ranked
 from ringsync.ring.tokens import WHOLE_RING
 from ringsync.sources.scan.plan import ScanPlan, within
 from ringsync.steps.application import Application, StepError, TaskFailedError, spark_is_gone
@@ -58,6 +58,7 @@ class Examine:
         self._edges = boundaries(application.config)
         self._folder = folder_of(application.run, int(clock() * 1000))
         self._sync_period_ms: int | None = None
+        self._rings: dict[str, RankedRing] = {}
 
     def __enter__(self) -> Examine:
         return self
@@ -175,7 +176,9 @@ class Examine:
                 raise StepError(f"the replica of {table.full_name} was replaced meanwhile: verify it again")
             return now
 
-        return Suspected(sides, ranked(self._shared.ring(table.keyspace)), state, Found(files=look.files))
+        if table.keyspace not in self._rings:  # its tables share it, also on the way to tasks
+            self._rings[table.keyspace] = ranked(self._shared.ring(table.keyspace))
+        return Suspected(sides, self._rings[table.keyspace], state, Found(files=look.files))
 
     def _judge(self, context: Any, tables: Sequence[Suspected]) -> None:
         from ringsync.steps.replica.looks import Looker, judge_all
