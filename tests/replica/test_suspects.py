@@ -12,6 +12,7 @@ import pytest
 
 from ringsync.changes.schema import PARTITION_DELETION, ROW
 from ringsync.cql.types import MapType, Native
+from ringsync.images.judgement import Slack
 from ringsync.images.live import selected_rows, shown_rows
 from ringsync.images.schema import NO_LIVENESS, row_image_schema
 from ringsync.images.to_changes import image_keys
@@ -185,6 +186,24 @@ def test_what_only_one_replica_of_the_source_has_is_no_difference(tmp_path: Path
     assert case.look(found, [image(1)]).outcomes == Counter(different=1)
     there = batch([image(1, v=2, at=9)]), NOW + 61
     assert case.look(found, [image(1)], rows_of_all=lambda keys: there).outcomes == Counter(equal=1)
+
+
+def test_what_the_source_cannot_tell_needs_no_third_look(tmp_path: Path) -> None:
+    """Servers that read as of no moment tell expiries to some seconds."""
+    case = Case(tmp_path, [image(1, expires_at=NOW + 900), image(2, expires_at=NOW + 900)])
+    source = [image(1, expires_at=NOW + 903), image(2, expires_at=NOW + 950)]
+    _, found = case.first(source)
+    asked = []
+    judged = judge_suspects(
+        found,
+        TABLE,
+        Round(
+            partial(previous_images, state_of(tmp_path, TABLE), TABLE),
+            lambda keys: (batch(source), asked.append(len(keys)) or NOW),  # type: ignore[func-returns-value]
+            slack=Slack(expiry_s=4),
+        ),
+    )
+    assert (judged.outcomes, asked) == (Counter(equal=1, different=1), [1])
 
 
 def test_while_the_replica_is_behind_nothing_is_missing(tmp_path: Path) -> None:
