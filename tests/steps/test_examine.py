@@ -1,0 +1,179 @@
+"""The whole comparison of some tables, with replicas on disk; only Spark and the source are the test's."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import yaml
+
+from ringsync.config import load_config
+from ringsync.images.to_changes import image_keys
+from ringsync.replica.compare import Comparison
+from ringsync.ring.ring import Host, Replication, RingSnapshot
+from ringsync.ring.splits import ReplicaRange, Split
+from ringsync.ring.tokens import TokenRange
+from ringsync.sources.lookup.read import RowsRead
+from ringsync.sources.scan.plan import ScanPlan, Selection
+from ringsync.steps.application import Application
+from ringsync.steps.replica import checksums, looks
+from ringsync.steps.replica.checksums import Sides, runs_of
+from ringsync.steps.replica.examine import Examine, boundaries
+from ringsync.wiring import store_of
+from tests.replica.bases import state_of
+from tests.replica.test_suspects import AHEAD, TABLE, Case, batch, image
+
+HOST = Host("h1", "10.0.0.1", 9042, "dc1", "r1", (0,))
+RING = RingSnapshot((HOST,), Replication("SimpleStrategy", (("", 1),)))
+
+
+class Context:
+    """Does what Spark's would, here."""
+
+    defaultParallelism = 2
+
+    def getConf(self) -> Any:
+        return {}
+
+    def parallelize(self, groups: Sequence[Any], count: int) -> Any:
+        def of(task: Callable[[Iterable[Any]], Any]) -> list[Any]:
+            return [result for group in groups for result in task(iter([group])) or ()]
+
+        return SimpleNamespace(
+            mapPartitions=lambda task: SimpleNamespace(collect=partial(of, task)), foreachPartition=of
+        )
+
+
+class Examined:
+    """A replica, and a source whose rows may change between two looks."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, replica: list[Any], source: list[Any]) -> None:
+        self.case, self.source, self.later = Case(folder, replica), source, source
+        self.monkeypatch, self.scans = monkeypatch, 0
+        conf = folder / "ringsync.yaml"
+        document = {"server_name": "s", "cassandra": {"contact_points": ["a"]}, "store": {"url": "."}}
+        conf.write_text(yaml.safe_dump({**document, "verify": {"ranges": 4, "wait_s": 0}}))
+        config = load_config(conf)
+        self.application = Application(
+            *("replica_verify", str(conf), config, store_of(config), None, "r", argparse.Namespace())
+        )
+        self.edges = boundaries(config)
+
+    def __call__(self, chosen: tuple[int, ...] | None = None, **more: Any) -> Comparison:
+        def scan(config: Any, plan: ScanPlan, split: Split, permits: Any) -> Iterator[pa.RecordBatch]:
+            self.scans += 1
+            for part in split.ranges:
+                rows = [one for one in self.source if part.range.start < one["token"] <= part.range.end]
+                yield batch(rows)
+
+        def lookup(session: Any, table: Any, keys: pa.RecordBatch, *rest: Any, **more: Any) -> RowsRead:
+            known = set(keys["partition_key"].to_pylist())
+            there = batch(self.later)
+            mask = [key in known for key in image_keys(there, TABLE)[0].to_pylist()] if self.later else []
+            return RowsRead(there.filter(pa.array(mask, pa.bool_())), np.zeros(0, np.int64), (), 0)
+
+        self.monkeypatch.setattr(checksums, "read_split", scan)
+        self.monkeypatch.setattr(looks, "read_rows", lookup)
+        self.monkeypatch.setattr(looks, "scan_session", lambda *_: None)
+        splits = [
+            Split((ReplicaRange(TokenRange(start, end), ("10.0.0.1",)),))
+            for start, end in zip(self.edges, self.edges[1:], strict=False)
+        ]
+        plan = ScanPlan(TABLE, Selection(), 1000, True, True, "LOCAL_QUORUM", "raw", "", tuple(splits))
+        sides = Sides(plan, replace(state_of(self.case.folder, TABLE), as_of_us=6), True, chosen)
+        shared: Any = SimpleNamespace(session=None, ring=lambda keyspace: RING)
+        spark: Any = SimpleNamespace(sparkContext=Context())
+        with Examine(self.application, shared, lambda: spark, lambda: 1000.0) as examine:
+            (found,) = examine([replace(sides, **more)])
+        assert isinstance(found, Comparison), found
+        assert self.application.store.list("verify/") == []
+        return found
+
+
+@pytest.fixture
+def examined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Examined]:
+    monkeypatch.setattr(looks, "why_behind", lambda *_: "")
+    return partial(Examined, tmp_path, monkeypatch)
+
+
+def many(count: int, **row: Any) -> list[Any]:
+    """Rows all over the ring."""
+    width = 2**64 // count
+    return [{**image(n, **row), "token": -(2**63) + width // 2 + n * width} for n in range(count)]
+
+
+def test_equal_sides_are_read_once(examined: Callable[..., Examined]) -> None:
+    table = examined(many(40), many(40))
+    found = table()
+    assert (found.is_equal, found.source_rows, found.differing_ranges, found.rows["equal"]) == (True, 40, (), 0)
+    assert table.scans == 4
+
+
+def test_differences_are_counted_and_their_ranges_named(examined: Callable[..., Examined]) -> None:
+    source = many(40)
+    source[3], source[39] = {**source[3], "v": 9}, {**source[39], "_row": {**source[39]["_row"], "writetime": AHEAD}}
+    table = examined(many(40), source)
+    found = table()
+    assert (found.rows["different"], found.rows["equal"], found.is_equal) == (2, 18, False)
+    assert found.differences_by_kind == {"value": 1, "writetime": 1}
+    assert [one.key["id"] for one in found.differences] == [3, 39] or len(found.differences) == 2
+    assert found.wrong == {0, 3}
+    assert found.wrong_ranges == ((table.edges[0], table.edges[1]), (table.edges[3], table.edges[4]))
+
+
+def test_what_comes_between_the_looks_is_equal(examined: Callable[..., Examined]) -> None:
+    source = many(40)
+    source[3] = {**source[3], "v": 9, "_row": {**source[3]["_row"], "writetime": 77}}
+    table = examined(many(40), source)
+    table.later = many(40)
+    table.later[3] = {**source[3], "v": 10, "_row": {**source[3]["_row"], "writetime": 99}}
+    ended = looks.judge_all
+
+    def meanwhile(*arguments: Any) -> None:
+        table.case.take(source[3])
+        ended(*arguments)
+
+    table.monkeypatch.setattr(looks, "judge_all", meanwhile)
+    found = table()
+    assert (found.is_equal, found.rows["equal"], len(found.differing_ranges)) == (True, 10, 1)
+
+
+def test_while_the_replica_is_behind_nothing_is_judged(examined: Callable[..., Examined]) -> None:
+    source = many(40, v=2, at=9)
+    table = examined(many(40), source)
+    table.monkeypatch.setattr(looks, "why_behind", lambda *_: "the sync is slow")
+    found = table()
+    assert (found.rows["not_judged"], found.rows_differing, found.is_equal) == (40, 0, False)
+    assert found.why_not_judged == "the sync is slow"
+    assert found.wrong_ranges[0] == (table.edges[0], table.edges[1])
+
+
+def test_a_copy_that_nobody_follows_is_judged_at_once(examined: Callable[..., Examined]) -> None:
+    source = [*many(40, v=2, at=9)[:20], *many(40, v=2, at=AHEAD)[20:]]
+    table = examined(many(40), source)
+    table.monkeypatch.setattr(looks, "why_behind", lambda *_: "nobody brings it")
+    found = table(is_followed=False)
+    assert (found.rows["changed_after"], found.rows["different"]) == (20, 20)
+
+
+def test_only_the_chosen_ranges_are_read(examined: Callable[..., Examined]) -> None:
+    source = many(40)
+    source[3], source[39] = {**source[3], "v": 9}, {**source[39], "v": 9}
+    table = examined(many(40), source)
+    found = table(chosen=(1, 3))
+    assert (found.source_rows, found.replica_rows, found.wrong) == (20, 20, {3})
+
+
+@pytest.mark.parametrize("chosen", [(), (0,), (0, 1, 2, 3), (0, 2), (1, 2)])
+def test_neighbours_are_read_together(chosen: tuple[int, ...]) -> None:
+    runs = runs_of(chosen, [0, 10, 20, 30, 40])
+    assert [n for start, end in runs for n in range(start // 10, end // 10)] == list(chosen)
+    assert len(runs) == sum(n - 1 not in chosen for n in chosen)
