@@ -38,6 +38,7 @@ with DAG(
     schedule=SCHEDULE and CronTriggerTimetable(SCHEDULE, timezone="UTC", run_immediately=timedelta(0)),
     catchup=False,
     max_active_runs=4,
+    is_paused_upon_creation=True,
     tags=["ringsync", "verify"],
     default_args={"owner": OWNER},
     user_defined_macros={"safe_run_id": safe_run_id},

@@ -54,7 +54,8 @@ def test_dags_say_whose_they_are_and_what_they_do(bag: Any) -> None:
         assert dag.tags <= {"ringsync", "bootstrap", "verify", "sync"}
         assert "ringsync" in dag.tags
         assert dag.description
-        assert (dag.schedule is not None) is bool(dag.is_paused_upon_creation) is (dag.dag_id in SYNC), dag.dag_id
+        is_started = dag.dag_id in {*SYNC, "replica_verify"}
+        assert (dag.schedule is not None) is bool(dag.is_paused_upon_creation) is is_started, dag.dag_id
         for topic in ("What it does", "Inputs", "Outputs", "To re-run", "When it fails"):
             assert f"**{topic}" in dag.doc_md, f"{dag.dag_id}: {topic}"
         for task in dag.tasks:

@@ -104,7 +104,7 @@ def test_start_status_and_stop(
     assert read_statuses(store)["commitlog_stage/default"]["until"] == before["until"]
 
     assert main(["stop", "--conf", str(conf), "--timeout", "120"]) == 0, capsys.readouterr().err
-    left = "commit logs are archived until cdcservice start. Still on: alarms, commitlog_archive"
+    left = "commit logs are archived until cdcservice start. Still on: alarms, replica_verify, commitlog_archive"
     assert f"stopped; {left}" in capsys.readouterr().out
     code, found = status()
     assert code == 1
