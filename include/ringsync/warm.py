@@ -132,12 +132,13 @@ def _read_sstable(table: TableSchema) -> None:
     header = Header(0, 0, 0, tuple(column.type for column in table.partition_key), (), (), ())
     source = _InMemory(Descriptor("oa", "1", "big"), files)
     data = DataFile(source)
-    partitions = read_partitions(source, data)
+    read_partitions(source, data.length)
     layout = layout_of(source.descriptor, header, table)
-    for _ in read_rows(data, layout, 0, data.length, partitions.behind):
+    for _ in read_rows(data, layout, 0, data.length, lambda _: None):
         pass
-    read_trie(source, 1)
-    for batch in read_plain_rows(data, layout, 0, data.length, partitions.behind):
+    for _ in read_trie(source):
+        pass
+    for batch in read_plain_rows(data, layout, 0, data.length, lambda _: None):
         if ordered := order_plain([batch.rows], table):
             ordered.merged()
             ordered.shown(0)

@@ -16,7 +16,7 @@ import pytest
 from cassandra import ConsistencyLevel
 
 from ringsync.config import load_config
-from ringsync.ledger.snapshots import FOLDER
+from ringsync.ledger.snapshots import COPIES, FOLDER
 from ringsync.storage.port import ObjectStore
 from servers.cassandra import CassandraNode
 from servers.cluster import connected, three_nodes
@@ -67,6 +67,7 @@ def test_nodes_that_disagree_and_late_writes(tmp_path: Path, cache: Path) -> Non
             write(session, workload, 1_500)  # half of them have explicit times, also before the bootstrap
             wait_until_drained(running.store, DRAINED_S, running.check)
             assert [stat.key for stat in running.store.list(FOLDER) if "/bootstrap.json" not in stat.key] == []
+            assert running.store.list(COPIES) == []
             assert [one for node in nodes for one in snapshots_of(node)] == []
             rows = judge(running.store, reading, TABLES, TABLES, load_config(conf).sync)
     print(rows)
@@ -132,7 +133,7 @@ def bootstrap_under_fire(running: Pipeline, table: str, chance: random.Random, l
 
 def copies(store: ObjectStore) -> list[str]:
     """Pieces of files that were copied."""
-    return [stat.key for stat in store.list(FOLDER) if not stat.key.endswith(".json")]
+    return [stat.key for stat in store.list(COPIES)]
 
 
 def kill_when(condition: Callable[[], bool], log: Path, *arguments: Any) -> bool:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable
-from itertools import pairwise
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringsync.ring.consistency import asked_hosts, cut_at_replicas, held_by, lacking_hosts
-from ringsync.ring.ring import Host, Replication, RingError, RingSnapshot, _holders, replicas
-from ringsync.ring.tokens import MAX_TOKEN, WHOLE_RING, TokenRange, intersection, union
+from ringsync.ring.consistency import asked_hosts, held_by, lacking_hosts
+from ringsync.ring.ring import Host, Replication, RingError, RingSnapshot, replicas
+from ringsync.ring.tokens import MAX_TOKEN, WHOLE_RING, TokenRange, intersection
 from tests.ring.strategies import rings
 
 LEVELS = ("ONE", "TWO", "THREE", "QUORUM", "ALL", "LOCAL_QUORUM", "EACH_QUORUM", "LOCAL_ONE")
@@ -83,47 +79,3 @@ def test_each_token_is_read_from_those_of_its_replicas_that_count(ring: RingSnap
     for node in there:
         owned = [part for part, hosts in replicas(ring) if node in {host.id for host in hosts}]
         assert held.get(node, ()) == intersection(owned, wanted)
-
-
-@given(rings(), st.sets(st.integers(0, 11)))
-def test_ranges_are_cut_just_where_the_replicas_that_count_change(ring: RingSnapshot, some: set[int]) -> None:
-    there = {str(number) for number in some}
-    wanted = [TokenRange(-1000, 1000), TokenRange(MAX_TOKEN - 5, MAX_TOKEN)]
-    cut = cut_at_replicas(ring, wanted, there)
-    assert union(cut) == union(wanted)
-    assert all(one.end <= other.start for one, other in pairwise(cut))
-    nodes = []
-    for part in cut:
-        sets = {
-            frozenset(host.id for host in hosts if host.id in there)
-            for token_range, hosts in replicas(ring)
-            if intersection([token_range], [part])
-        }
-        assert len(sets) == 1
-        nodes.append(sets.pop())
-    for at, (one, other) in enumerate(pairwise(cut)):
-        assert one.end < other.start or nodes[at] != nodes[at + 1]
-
-
-def test_many_ranges_of_a_ring_with_many_tokens_are_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The work grows with the number of both, not with their product; and the replicas are found once."""
-    hosts = tuple(Host(str(n), f"10.0.0.{n}", 9042, "dc1", f"r{n}", (*range(n, 8000, 8),)) for n in range(8))
-    rings = [RingSnapshot(hosts[:], Replication("NetworkTopologyStrategy", (("dc1", 3),))) for _ in range(2)]
-    left = [TokenRange(start, start + 3) for start in range(0, 8000, 8)]
-    calls: Counter[str] = Counter()
-
-    def counted(name: str, function: Callable[..., object]) -> Callable[..., object]:
-        def called(*arguments: object) -> object:
-            calls[name] += 1
-            return function(*arguments)
-
-        return called
-
-    monkeypatch.setattr(TokenRange, "unwrap", counted("unwrap", TokenRange.unwrap))
-    monkeypatch.setattr("ringsync.ring.ring._holders", counted("holders", _holders))
-    for ring in rings:
-        assert union(part for parts in held_by(ring, left, {h.id for h in hosts}).values() for part in parts) == union(
-            left
-        )
-    assert calls["holders"] <= 8000
-    assert calls["unwrap"] < 20 * 8000

@@ -15,6 +15,7 @@ import pytest
 
 from ringsync.config import Config, load_config
 from ringsync.ledger.snapshots import (
+    COPIES,
     FOLDER,
     NodeSnapshot,
     SnapshotsOf,
@@ -70,7 +71,7 @@ class World:
         bootstrap = id_of(hours_ago)
         self.state.latest = Bootstrap("shop", table, bootstrap, state, "{}", "run", 0)
         keep_snapshots_of(self.store, SnapshotsOf(bootstrap, "shop", table, RING))
-        self.store.put(f"{FOLDER}{bootstrap}/{HOST.id}/shop/orders-0/nb-1-big-Data.db/0", b"rows")
+        self.store.put(f"{COPIES}{bootstrap}/{HOST.id}/shop/orders-0/nb-1-big-Data.db/0", b"rows")
         return bootstrap
 
     def taken(self, bootstrap: str, hours_ago: float) -> None:
@@ -81,7 +82,8 @@ class World:
 
     def keys(self, bootstrap: str) -> list[str]:
         """What is left of a bootstrap but who it was."""
-        return [one.key for one in self.store.list(f"{FOLDER}{bootstrap}/") if not one.key.endswith("/bootstrap.json")]
+        found = [stat for folder in (FOLDER, COPIES) for stat in self.store.list(f"{folder}{bootstrap}/")]
+        return [one.key for one in found if not one.key.endswith("/bootstrap.json")]
 
     def clear(self) -> None:
         clear_old(self.config, self.store, self.state)
@@ -138,7 +140,7 @@ def test_what_is_copied_or_given_up_goes_at_once(world: World, state: str) -> No
 def test_a_snapshot_that_is_used_again_is_no_old_one(world: World, use: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that goes on may have other tables to copy for hours, in which it gives no sign of life for this one."""
     bootstrap = world.begin(hours_ago=50)
-    (piece,) = world.store.list(f"{FOLDER}{bootstrap}/{HOST.id}/")
+    (piece,) = world.store.list(f"{COPIES}{bootstrap}/{HOST.id}/")
     world.store.delete(piece.key)
     world.taken(bootstrap, hours_ago=1.9)
     before = world.keys(bootstrap)
@@ -149,7 +151,7 @@ def test_a_snapshot_that_is_used_again_is_no_old_one(world: World, use: str, mon
         shared = SimpleNamespace(table=lambda *_: None)
         this: Any = SimpleNamespace(store=world.store, config=world.config, shared=shared)
         wanted = Wanted(world.state, plan)
-        assert snapshot_node(this, plan, HOST, wanted).host == HOST.id
+        assert snapshot_node(this, plan, RING, HOST, wanted).host == HOST.id
     else:
         assert [one.host for one in snapshots_to_read(world.store, plan)[1]] == [HOST.id]
     later_s = time.time() + 1800

@@ -12,14 +12,16 @@ import pytest
 from ringsync.formats.sstable.names import Descriptor
 from ringsync.formats.sstable.source import LocalSource
 from ringsync.formats.sstable.sstables import open_sstable
-from ringsync.ledger.snapshots import StoredSSTable
+from ringsync.ledger.snapshots import NodeSnapshot, StoredSSTable, get_failure, get_manifest, put_manifest
 from ringsync.schema.table import TableSchema
 from ringsync.sources.scan.scan import Unread
 from ringsync.sources.sstable_files import split_tables
 from ringsync.steps.bootstrap import rows_of_split
 from ringsync.steps.bootstrap.rows_of_split import SnapshotRows
+from ringsync.storage.local import LocalStore
 from tests.formats.sstable.maker import TABLE_ID, int32, partition, row, sized, sstable, statistics, table_of
 
+BOOTSTRAP = "20261125T101500Z-0000000a"
 KEYS, ROWS = range(20), range(600)
 """A partition is larger than a batch."""
 TABLE = table_of(
@@ -43,15 +45,14 @@ def written(folder: Path, number: int, swapped: int | None = None) -> Descriptor
     return made.descriptor
 
 
-def read(descriptors: Sequence[Descriptor]) -> tuple[int, list[Unread]]:
+def read(store: LocalStore, descriptors: Sequence[Descriptor]) -> tuple[int, list[Unread]]:
     """Read SSTables by ten splits at least: rows of ranges that were read, and what was not."""
     opened = [open_sstable(LocalSource(one), TABLE) for one in descriptors]
-    stored = tuple(StoredSSTable(one, {}) for one in descriptors)
-    splits = SnapshotRows(tuple(split_tables(opened, 10)), stored, TABLE)
+    stored = tuple(("id-1", StoredSSTable(one, {})) for one in descriptors)
+    splits = SnapshotRows(BOOTSTRAP, tuple(split_tables(opened, 10)), stored, TABLE)
     config: Any = SimpleNamespace(sstable=SimpleNamespace(memory_mb=1))
     plan: Any = SimpleNamespace(table=TABLE, now=1, unrepresentable_values="error")
     permits: Any = SimpleNamespace(ask=lambda rows: 1, answered=lambda rows, size: None)
-    store: Any = None
     count, unread = 0, list[Unread]()
     for tokens, pages in splits.read(config, plan, store, permits):
         for page in pages:
@@ -64,13 +65,17 @@ def read(descriptors: Sequence[Descriptor]) -> tuple[int, list[Unread]]:
 
 
 def test_rows_that_are_not_in_their_order_are_unread_and_named(tmp_path: Path) -> None:
-    count, unread = read([written(tmp_path, 1), written(tmp_path, 2)])
+    store = LocalStore(tmp_path / "lake")
+    put_manifest(store, BOOTSTRAP, NodeSnapshot("id-1", "", 1, ()))
+    count, unread = read(store, [written(tmp_path, 1), written(tmp_path, 2)])
     assert (count, unread) == (len(KEYS) * len(ROWS), [])
-    count, (lost,) = read([written(tmp_path, 1), written(tmp_path, 2, swapped=7)])
+    count, (lost,) = read(store, [written(tmp_path, 1), written(tmp_path, 2, swapped=7)])
     assert 0.7 * len(KEYS) * len(ROWS) < count < len(KEYS) * len(ROWS)
     assert f"k.t, {lost.range}: {tmp_path}/nb-2-big-Data.db: the row at " in lost.reason
     assert "(uncompressed), of token " in lost.reason
     assert "is not in its order; the file is damaged" in lost.reason
+    assert get_manifest(store, BOOTSTRAP, "id-1") is None
+    assert f"damaged: {tmp_path}/nb-2-big-Data.db" in (get_failure(store, BOOTSTRAP, "id-1") or "")
 
 
 @pytest.mark.parametrize("error", [ValueError("a length is wrong"), IndexError("it ends behind its bytes")])
@@ -88,7 +93,9 @@ def test_a_merge_that_fails_is_unread_and_names_its_files(
         return images_of_part(part, table, misfits)
 
     monkeypatch.setattr(rows_of_split, "images_of_part", once)
-    count, (lost,) = read(found)
+    store = LocalStore(tmp_path / "lake")
+    count, (lost,) = read(store, found)
     assert 0 < count < len(KEYS) * len(ROWS)
     files = f"{tmp_path}/nb-1-big-Data.db, {tmp_path}/nb-2-big-Data.db"
     assert f": rows of {files} cannot be merged ({type(error).__name__}: {error}): is one" in lost.reason
+    assert get_failure(store, BOOTSTRAP, "id-1") is None

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import gc
-import weakref
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -17,15 +16,26 @@ from ringsync.cql.murmur3 import tokens
 from ringsync.formats.sstable.names import DATA, Descriptor
 from ringsync.formats.sstable.source import LocalSource
 from ringsync.formats.sstable.sstables import SSTable
-from ringsync.ledger.snapshots import NodeSnapshot, SnapshotsOf, StoredSSTable, keep_snapshots_of, put_manifest
-from ringsync.ring.consistency import cut_at_replicas
+from ringsync.ledger.snapshots import (
+    NodeSnapshot,
+    SnapshotsOf,
+    StoredSSTable,
+    get_failure,
+    get_manifest,
+    keep_snapshots_of,
+    put_manifest,
+    put_partitions,
+)
+from ringsync.ring.consistency import held_by
 from ringsync.ring.ring import Host, Replication, RingSnapshot
 from ringsync.ring.tokens import WHOLE_RING, TokenRange, TokenSet, subtract, union
 from ringsync.sources import sstable_files
 from ringsync.sources.sstable_files import Opener
-from ringsync.steps.bootstrap import scan, snapshot_splits
+from ringsync.steps.application import StepError
+from ringsync.steps.bootstrap import scan
+from ringsync.steps.bootstrap.node_snapshot import Node, read_outlines
 from ringsync.steps.bootstrap.rows_of_split import SnapshotRows
-from ringsync.steps.bootstrap.snapshot_splits import cut_snapshots
+from ringsync.steps.bootstrap.snapshot_splits import check_ring, cut_snapshots
 from ringsync.steps.bootstrap.task import RangeWriter, write_split
 from ringsync.steps.tables import Outcome
 from ringsync.storage.local import LocalStore
@@ -79,7 +89,11 @@ def put(store: LocalStore, folder: Path, keys: list[bytes]) -> None:
         for component, content in made.files.items():
             Path(made.descriptor.path(component)).write_bytes(content)
         stored.append(StoredSSTable(made.descriptor, {name: len(some) for name, some in made.files.items()}))
-    put_manifest(store, BOOTSTRAP, NodeSnapshot(folder.name, "", 1, tuple(stored)))
+    snapshot = NodeSnapshot(folder.name, "", 1, tuple(stored))
+    held = held_by(RING, WHOLE, {folder.name})[folder.name]
+    node = Node(HOSTS[0], (), 1.0, ())
+    put_partitions(store, BOOTSTRAP, snapshot, read_outlines(node, TABLE, stored, held, lambda _: None))
+    put_manifest(store, BOOTSTRAP, snapshot)
 
 
 class Files:
@@ -126,15 +140,15 @@ def scanned(store: LocalStore, tasks: list[SnapshotRows]) -> Control:
     return control
 
 
-def cut(store: LocalStore, left: TokenSet, least: int = 1, most: int = 4096, failed: Any = ()) -> list[SnapshotRows]:
-    return cut_snapshots(store, PLAN, TABLE, left, failed, least, most)[0]
+def cut(store: LocalStore, left: TokenSet, least: int = 1, most: int = 4096) -> list[SnapshotRows]:
+    return cut_snapshots(store, PLAN, TABLE, left, least, most)[0]
 
 
 @pytest.mark.parametrize(("least", "most", "tasks"), [(1, 4096, 1), (4, 4096, 4), (4, 2, 2)])
 def test_tasks_open_each_sstable_once_and_commit_once(
     store: LocalStore, monkeypatch: pytest.MonkeyPatch, least: int, most: int, tasks: int
 ) -> None:
-    assert len(cut_at_replicas(RING, WHOLE, IDS)) > 100
+    assert len(held_by(RING, WHOLE, IDS)[HOSTS[0].id]) > 10
     found = cut(store, WHOLE, least, most)
     assert len(found) == tasks
     opened: Counter[Descriptor] = Counter()
@@ -175,16 +189,14 @@ def test_what_is_left_is_read_by_few_tasks(store: LocalStore) -> None:
 
 def test_a_node_without_a_snapshot_and_rows_that_a_node_does_not_hold_do_not_count(store: LocalStore) -> None:
     store.delete(f"snapshots/{BOOTSTRAP}/{HOSTS[0].id}.json")
-    found, opener = cut(store, WHOLE, 3), Opener(TABLE)
+    found = cut(store, WHOLE, 3)
     for task in found:
         for split in task.splits:
             for _, descriptor, part in split.parts:
                 node = Path(descriptor.folder).name
                 assert node != HOSTS[0].id
-                index = opener.open(LocalSource(descriptor)).partitions()
-                held = (index.positions >= part.first) & (index.positions < part.end)
-                assert held.any()
-                assert all(node in holders(token) for token in index.lowest[held].tolist())
+                assert all(node in holders(token) for one in part.only for token in (one.start + 1, one.end))
+                assert any(node not in holders(one.end + 1) for one in part.only)
     assert sum(rows for _, _, rows in scanned(store, found).commits) == KEYS
 
 
@@ -212,50 +224,64 @@ def test_ranges_between_which_an_sstable_has_nothing_are_one_part(store: LocalSt
     assert sum(rows for _, _, rows in scanned(store, tasks).commits) == KEYS
 
 
-def test_damage_costs_only_the_range_of_its_replicas(store: LocalStore) -> None:
-    """The rest is read in the next waves, and what is left is named."""
-    each = [split for task in cut(store, WHOLE, failed=WHOLE) for split in task.splits]
-    _, descriptor, part = each[len(each) // 2].parts[0]
-    path, chunk = Path(descriptor.path(DATA)), part.first // CHUNK
-    whole = path.read_bytes()
-    path.write_bytes(whole[: part.first + 100] + b"y" + whole[part.first + 101 :])
-    expected = {
-        split.tokens
-        for split in each
-        for _, name, part in split.parts
-        if name == descriptor and part.first // CHUNK <= chunk <= (part.end - 1) // CHUNK
-    }
-    assert 0 < len(expected) < 20 < len(each)
-    left, failed, rows = WHOLE, dict[TokenRange, str](), 0
-    for _ in range(4):
-        control = scanned(store, cut(store, left, 1, 4096, failed))
-        rows += sum(count for _, _, count in control.commits)
-        left, failed = subtract(left, [tokens for tokens, _, _ in control.commits]), control.unread
-    assert union(failed) == left
-    assert all(str(path) in reason for reason in failed.values())
-    assert failed.keys() == expected
-    assert rows > 0.9 * KEYS
-    path.write_bytes(whole)
-    control = scanned(store, cut(store, left))
-    assert union(tokens for tokens, _, _ in control.commits) == left
-    assert rows + sum(count for _, _, count in control.commits) == KEYS
+def test_damage_costs_the_snapshot_of_its_node(store: LocalStore) -> None:
+    """The other replicas are read in the next wave; a second damage leaves too few."""
+
+    def damage(host: str) -> tuple[Path, Any]:
+        split, part = next(
+            (split, part)
+            for task in cut(store, left, 20)
+            for split in task.splits
+            for _, name, part in split.parts
+            if name.folder.endswith(host)
+        )
+        path = Path(next(name.path(DATA) for _, name, some in split.parts if some is part))
+        content = bytearray(path.read_bytes())
+        content[(part.first + part.end) // 2] ^= 1
+        path.write_bytes(content)
+        return path, split
+
+    left: TokenSet = WHOLE
+    path, _ = damage(HOSTS[0].id)
+    first = scanned(store, cut(store, left, 20))
+    assert first.unread
+    assert all(str(path) in reason for reason in first.unread.values())
+    assert get_manifest(store, BOOTSTRAP, HOSTS[0].id) is None
+    assert f"node {HOSTS[0].id} is damaged: {path}" in (get_failure(store, BOOTSTRAP, HOSTS[0].id) or "")
+    left = subtract(WHOLE, [tokens for tokens, _, _ in first.commits])
+    path, _ = damage(HOSTS[1].id)
+    second = scanned(store, cut(store, left, 20))
+    assert second.unread
+    left = subtract(left, [tokens for tokens, _, _ in second.commits])
+    with pytest.raises(StepError, match=rf"too few replicas have a snapshot.*{path}.*run the bootstrap again"):
+        cut(store, left, 20)
+    put(store, path.parent, [int32(key) for key in range(KEYS)])  # it is taken again
+    third = scanned(store, cut(store, left))
+    assert not third.unread
+    commits = [*first.commits, *second.commits, *third.commits]
+    assert union(tokens for tokens, _, _ in commits) == WHOLE
+    assert sum(rows for _, _, rows in commits) == KEYS
 
 
-def test_the_driver_keeps_nothing_of_the_sstables(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of hundreds of tables and nodes do not fit into it."""
-    kept: list[weakref.ref[Any]] = []
-
-    def watched(sstables: Any) -> Any:
-        found = sstable_files.outlined(sstables)
-        kept.extend(weakref.ref(one) for some in (sstables, found) for one in some)
-        return found
-
-    monkeypatch.setattr(snapshot_splits, "outlined", watched)
+def test_the_driver_reads_no_file_of_an_sstable(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does a task read an index: those of hundreds of tables and nodes would be read in each wave."""
+    monkeypatch.setattr(LocalSource, "read", pytest.fail)
+    monkeypatch.setattr(LocalSource, "read_range", pytest.fail)
     found = cut(store, WHOLE, 4)
-    gc.collect()
-    assert len(found) == 4
-    assert len(kept) == 4 * len(HOSTS)
-    assert not any(one() for one in kept)
+    monkeypatch.undo()
+    for host in HOSTS:
+        for path in Path(store.url.removeprefix("file://")).parent.glob(f"{host.id}/*-Index.db"):
+            path.unlink()
+    assert sum(rows for _, _, rows in scanned(store, found).commits) == KEYS
+
+
+def test_a_node_with_another_address_is_the_same_node(store: LocalStore) -> None:
+    """As after a restart in Kubernetes; but another rack, or other tokens, are another ring."""
+    moved = replace(RING, hosts=(replace(HOSTS[0], address="10.9.9.9", port=19042), *HOSTS[1:]))
+    check_ring(store, PLAN, moved)
+    for other in (replace(HOSTS[0], rack="r9"), replace(HOSTS[0], tokens=(1,)), replace(HOSTS[0], id="id-9")):
+        with pytest.raises(StepError, match="nodes have joined or left"):
+            check_ring(store, PLAN, replace(RING, hosts=(other, *HOSTS[1:])))
 
 
 @pytest.mark.parametrize(("most", "planned"), [(10**6, 20), (240, 8), (241, 16)])

@@ -23,7 +23,7 @@ from ringsync.cluster.schema import read_table
 from ringsync.cluster.session import connect
 from ringsync.config import load_config
 from ringsync.cql.identifiers import parse_table_patterns
-from ringsync.ledger.snapshots import FOLDER
+from ringsync.ledger.snapshots import COPIES, FOLDER
 from ringsync.replica.base import base_folder, changes_folder
 from ringsync.state.bootstrap import BootstrapState
 from ringsync.steps.application import Application, ExitCode, Report, StepError
@@ -121,7 +121,8 @@ class World:
 
     def copies(self) -> list[str]:
         """Copies in the store."""
-        return [stat.key for stat in self.store.list(FOLDER) if not stat.key.endswith("/bootstrap.json")]
+        found = [stat for folder in (FOLDER, COPIES) for stat in self.store.list(folder)]
+        return [stat.key for stat in found if not stat.key.endswith("/bootstrap.json")]
 
 
 @pytest.fixture
@@ -276,7 +277,7 @@ def test_cancelling_clears_the_snapshot(world: World, troubled: str) -> None:
     change_conf(world.conf, sstable={"nodetool": nodetool_of(world.node), "read": "in_place"})
     prepare(world.conf, troubled, "cancelled")
     world.step("sstable_snapshot", troubled, "cancelled")
-    assert (len(world.snapshots()), len(world.copies())) == (1, 2)  # when it was begun, and the manifest
+    assert (len(world.snapshots()), len(world.copies())) == (1, 3)  # when it was begun, the manifest, the outlines
     world.cancel(troubled)
     assert world.snapshots() == world.copies() == []
 
@@ -285,7 +286,7 @@ def test_a_snapshot_that_is_copied_stops_when_it_is_cancelled(
     world: World, troubled: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sstable_snapshot, "PIECE_BYTES", 1000)
-    change_conf(world.conf, sstable={"nodetool": nodetool_of(world.node), "megabytes_per_s": 0.0001})  # for minutes
+    change_conf(world.conf, sstable={"nodetool": nodetool_of(world.node), "megabytes_per_s": 0.0005})  # for a minute
     bootstrap = prepare(world.conf, troubled, "stopped")
     with ThreadPoolExecutor(1) as pool:
         copying = pool.submit(world.step, "sstable_snapshot", troubled, "stopped")
@@ -427,21 +428,21 @@ def _is_node(path: Path, world: World) -> bool:
     return Path(path).is_relative_to(world.node.folder)
 
 
-def test_damage_fails_its_range_and_the_rest_is_kept(world: World, troubled: str) -> None:
+def test_damage_costs_the_snapshot_of_its_node_and_the_rest_is_kept(world: World, troubled: str) -> None:
     change_conf(world.conf, scan={"max_failed_ranges": 100})
-    prepare(world.conf, troubled, "damaged", splits=8)
+    bootstrap = prepare(world.conf, troubled, "damaged", splits=8)
     world.step("sstable_snapshot", troubled, "damaged")
     key = max((stat for stat in world.store.list(FOLDER) if "-Data.db/" in stat.key), key=lambda stat: stat.size).key
     whole = world.store.get(key)
     middle = len(whole) // 2
     world.store.put(key, whole[:middle] + bytes([whole[middle] ^ 0xFF]) + whole[middle + 1 :])
-    report, code = world.step("bootstrap_scan", troubled, "damaged")
-    assert code == ExitCode.COMPLETED_WITH_ERRORS
-    assert key.rpartition("/")[0] in report["error"]
-    assert "(uncompressed) cannot be read" in report["error"]
-    committed = report["rows"]
-    world.store.put(key, whole)
-    prepare(world.conf, troubled, "mended")
+    file = key.rpartition("/")[0]
+    with pytest.raises(StepError, match=rf"too few replicas .*{file}.* \(uncompressed\) cannot be read.*run the boot"):
+        world.step("bootstrap_scan", troubled, "damaged")
+    assert prepare(world.conf, troubled, "mended") == bootstrap
+    committed = committed_rows(world.conf, bootstrap)
+    world.step("sstable_snapshot", troubled, "mended")  # copies what was damaged, and nothing else
+    assert world.store.get(key) == whole
     report, code = world.step("bootstrap_scan", troubled, "mended")
     assert (code, report["rows_of_runs_before"]) == (ExitCode.OK, committed)
     assert world.step("bootstrap_drain", troubled, "mended")[1] == ExitCode.OK

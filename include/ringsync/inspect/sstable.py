@@ -155,7 +155,7 @@ class SSTableInspection:
         """Find the wanted partitions; the index is not needed to read all of them."""
         try:
             if self.wanted.tokens == WHOLE_RING:
-                return [Part(TokenRange(MIN_TOKEN, MAX_TOKEN), 0, DataFile(sstable.source).length, is_exact=True)]
+                return [Part(TokenRange(MIN_TOKEN, MAX_TOKEN), 0, DataFile(sstable.source).length)]
             return list(sstable.parts(self.wanted.tokens))
         except (SSTableError, OSError) as error:
             self._unreadable(str(error))

@@ -9,11 +9,13 @@ key
 ``snapshots/<bootstrap>/<host id>.json``                  manifest: the files of a node's snapshot. It is put last: all
                                                           of them are there
 ``snapshots/<bootstrap>/<host id>.failed.json``           why a node has none yet
-``snapshots/<bootstrap>/<host id>/…/<file>/<position>``   a piece of a file that was copied
+``snapshots/<bootstrap>/<host id>.<ms>.arrow``            where some partitions of its SSTables are
+``snapshot_files/<bootstrap>/<host id>/…/<file>/<place>`` a piece of a file that was copied
 ========================================================  ==========================================================
 
 A file may be larger than what an object store's put takes at once, and a copy that was cut off goes on where it
-stopped. So it is copied in pieces, each put if absent.
+stopped. So it is copied in pieces. They have a folder of their own, since they are many: who looks for old snapshots
+lists only the other one.
 """
 
 from __future__ import annotations
@@ -22,22 +24,39 @@ import json
 import re
 import time
 from calendar import timegm
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ringsync.formats.sstable.names import Descriptor
-from ringsync.ring.ring import Host, Replication, RingSnapshot
-from ringsync.storage.port import AlreadyExistsError, ChecksumError, ObjectStore, StorageError, get_json
+import google_crc32c
+import pyarrow as pa
 
-FOLDER = "snapshots/"
+from ringsync.formats.sstable.names import Descriptor
+from ringsync.formats.sstable.partitions import Partitions, from_arrow, to_arrow
+from ringsync.ring.ring import Host, Replication, RingSnapshot
+from ringsync.storage.port import (
+    AlreadyExistsError,
+    ChecksumError,
+    NotFoundError,
+    ObjectStore,
+    Stat,
+    StorageError,
+    get_json,
+)
+
+FOLDER, COPIES = "snapshots/", "snapshot_files/"
 
 _BOOTSTRAP = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{8}")
 
 PIECE_BYTES = 64 * 2**20
 """Bytes of a piece; the last one of a file has fewer."""
+
+_DELETED_AT_ONCE, _DELETED_UNSEEN = 10, 1000
+"""Requests at once, as many as a client of a bucket keeps connections; and pieces between two looks whether the copies
+are needed again."""
 
 _Record = TypeVar("_Record")
 
@@ -66,7 +85,7 @@ class SnapshotsOf:
 class StoredSSTable:
     """An SSTable of a snapshot.
 
-    :ivar files: bytes of each of its files, by component
+    :ivar files: bytes of each of its files that are read, by component
     :ivar piece_bytes: bytes of a piece of a copy, the last one of a file has fewer; 0: these are local files
     """
 
@@ -185,6 +204,47 @@ def get_manifest(store: ObjectStore, bootstrap: str, host: str) -> NodeSnapshot 
     )
 
 
+def put_partitions(store: ObjectStore, bootstrap: str, snapshot: NodeSnapshot, found: Sequence[Partitions]) -> None:
+    """Put where some partitions of a snapshot's SSTables are, before the manifest.
+
+    :param found: of each SSTable, in their order
+    """
+    batch, sink = to_arrow(found), pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, batch.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
+        writer.write_batch(batch)
+    store.put(_partitions_key(bootstrap, snapshot), sink.getvalue().to_pybytes())
+
+
+def get_partitions(store: ObjectStore, bootstrap: str, snapshot: NodeSnapshot) -> list[Partitions]:
+    """Read what :func:`put_partitions` has put.
+
+    :raises SnapshotRecordError: it cannot be read
+    """
+    key = _partitions_key(bootstrap, snapshot)
+    try:
+        found = from_arrow(pa.ipc.open_file(store.get(key)).get_batch(0))
+        if len(found) != len(snapshot.sstables):
+            raise ValueError(f"{len(found)} SSTables instead of {len(snapshot.sstables)}")
+        return found
+    except (pa.ArrowException, ValueError, LookupError, NotFoundError, ChecksumError) as error:
+        remedy = f"remove {store.uri(_manifest_key(bootstrap, snapshot.host))} and run the bootstrap again"
+        raise SnapshotRecordError(f"{store.uri(key)} cannot be read ({error}): {remedy}") from error
+
+
+def void_snapshot(store: ObjectStore, bootstrap: str, host: str, damaged: StoredSSTable, reason: str) -> None:
+    """Note that a node's snapshot is damaged: it has none from now on, and the next run takes it again.
+
+    :param damaged: SSTable that cannot be read; of a copy nothing is left, so that it is copied again
+    """
+    if get_manifest(store, bootstrap, host) is None:
+        return  # another task has noted it, and its reason stays
+    put_failure(store, bootstrap, host, reason)
+    remove_manifest(store, bootstrap, host)
+    if damaged.piece_bytes:
+        for stat in store.list(damaged.descriptor.path("")):
+            store.delete(stat.key)
+
+
 def remove_manifest(store: ObjectStore, bootstrap: str, host: str) -> None:
     """Remove the manifest of a node's snapshot: the node has none then."""
     store.delete(_manifest_key(bootstrap, host))
@@ -195,7 +255,7 @@ def missing_file(store: ObjectStore, bootstrap: str, snapshot: NodeSnapshot) -> 
 
     :returns: its path or key; None: all are there
     """
-    sizes = {stat.key: stat.size for stat in store.list(f"{FOLDER}{bootstrap}/{snapshot.host}/")}
+    sizes = {stat.key: stat.size for stat in copies_of(store, bootstrap, snapshot.host)}
     for sstable in snapshot.sstables:
         for component, size in sstable.files.items():
             path = sstable.descriptor.path(component)
@@ -227,13 +287,28 @@ def get_failure(store: ObjectStore, bootstrap: str, host: str) -> str | None:
 
 def copy_folder(bootstrap: str, host: str, descriptor: Descriptor) -> str:
     """Return the prefix of the keys of a copied SSTable's files."""
-    return f"{FOLDER}{bootstrap}/{host}/{descriptor.keyspace}/{descriptor.table}-{descriptor.table_id}"
+    return f"{COPIES}{bootstrap}/{host}/{descriptor.keyspace}/{descriptor.table}-{descriptor.table_id}"
+
+
+def copies_of(store: ObjectStore, bootstrap: str, host: str) -> list[Stat]:
+    """List the pieces of a node's snapshot that were copied."""
+    return store.list(f"{COPIES}{bootstrap}/{host}/")
 
 
 def copied(bootstrap: str, host: str, sstable: StoredSSTable, piece_bytes: int) -> StoredSSTable:
     """Return an SSTable as its copy is named."""
     descriptor = replace(sstable.descriptor, folder=copy_folder(bootstrap, host, sstable.descriptor))
     return StoredSSTable(descriptor, sstable.files, piece_bytes)
+
+
+def put_piece(store: ObjectStore, key: str, data: bytes) -> None:
+    """Put a piece, unless it is there. One with other bytes is replaced: it belongs to a snapshot that was taken again.
+
+    :raises StorageError: another process puts it just now
+    """
+    there = store.stat(key)
+    if there is None or (there.size, there.crc32c) != (len(data), google_crc32c.value(data)):
+        store.put(key, data, if_absent=there is None, if_version=None if there is None else there.version)
 
 
 def pieces(size: int, piece_bytes: int) -> Iterator[tuple[int, int]]:
@@ -257,7 +332,7 @@ def bootstraps_with_snapshots(store: ObjectStore) -> list[str]:
 
 
 def remove_snapshots(store: ObjectStore, bootstrap: str, *, wholly: bool) -> None:
-    """Remove the copies and manifests of a bootstrap's snapshots. What a kill leaves is removed by the next call.
+    """Remove the manifests and copies of a bootstrap's snapshots. What a kill leaves is removed by the next call.
 
     It ends as soon as another process has begun a snapshot of the bootstrap: that one goes on with the copies.
 
@@ -267,10 +342,16 @@ def remove_snapshots(store: ObjectStore, bootstrap: str, *, wholly: bool) -> Non
     begun_key, about_key = _begun_key(bootstrap), _about_key(bootstrap)
     begun_ms = last_begun_ms(store, bootstrap)
     keys = [stat.key for stat in store.list(f"{FOLDER}{bootstrap}/") if stat.key not in (begun_key, about_key)]
-    for key in (*keys, begun_key):
-        if last_begun_ms(store, bootstrap) != begun_ms:
-            return
-        store.delete(key)
+    keys += [stat.key for stat in store.list(f"{COPIES}{bootstrap}/")]
+    with ThreadPoolExecutor(_DELETED_AT_ONCE) as pool:
+        for start in range(0, len(keys), _DELETED_UNSEEN):
+            if last_begun_ms(store, bootstrap) != begun_ms:
+                return
+            for _ in pool.map(store.delete, keys[start : start + _DELETED_UNSEEN]):
+                pass
+    if last_begun_ms(store, bootstrap) != begun_ms:
+        return
+    store.delete(begun_key)
     if wholly:
         store.delete(about_key)
 
@@ -298,6 +379,10 @@ def _begun_key(bootstrap: str) -> str:
 
 def _manifest_key(bootstrap: str, host: str) -> str:
     return f"{FOLDER}{bootstrap}/{host}.json"
+
+
+def _partitions_key(bootstrap: str, snapshot: NodeSnapshot) -> str:
+    return f"{FOLDER}{bootstrap}/{snapshot.host}.{snapshot.taken_ms}.arrow"
 
 
 def _failure_key(bootstrap: str, host: str) -> str:

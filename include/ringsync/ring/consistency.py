@@ -77,19 +77,3 @@ def held_by(ring: RingSnapshot, ranges: Iterable[TokenRange], there: Collection[
             if host.id in there:
                 held.setdefault(host.id, []).append(tokens)
     return {node: union(parts) for node, parts in held.items()}
-
-
-def cut_at_replicas(ring: RingSnapshot, ranges: Iterable[TokenRange], there: Collection[str]) -> list[TokenRange]:
-    """Cut tokens where the nodes change that hold them.
-
-    :param there: ids of the nodes that count
-    :returns: ranges without wrap, in token order
-    """
-    cut: list[tuple[TokenRange, set[str]]] = []
-    for tokens, hosts in sorted(_replicas(ring, ranges), key=lambda one: one[0]):
-        nodes = {host.id for host in hosts if host.id in there}
-        if cut and cut[-1][0].end == tokens.start and cut[-1][1] == nodes:
-            cut[-1] = TokenRange(cut[-1][0].start, tokens.end), nodes
-        else:
-            cut.append((tokens, nodes))
-    return [tokens for tokens, _ in cut]

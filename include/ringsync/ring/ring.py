@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise
@@ -93,10 +93,15 @@ class RingSnapshot:
     @cached_property
     def digest(self) -> str:
         """SHA-256 (hex) of the topology, the "ring epoch": hosts, tokens, replication, but not which hosts are up."""
-        description = [
-            sorted([h.id, h.address, h.port, h.datacenter, h.rack, sorted(h.tokens)] for h in self.hosts),
-            [self.replication.strategy, sorted(self.replication.factors)],
-        ]
+        return self._digest([h.id, h.address, h.port, h.datacenter, h.rack, sorted(h.tokens)] for h in self.hosts)
+
+    @cached_property
+    def ownership(self) -> str:
+        """Digest of what decides which node holds what. It stays the same if a node only gets another address."""
+        return self._digest([h.id, h.datacenter, h.rack, sorted(h.tokens)] for h in self.hosts)
+
+    def _digest(self, hosts: Iterable[list[object]]) -> str:
+        description = [sorted(hosts), [self.replication.strategy, sorted(self.replication.factors)]]
         return hashlib.sha256(json.dumps(description).encode()).hexdigest()
 
     @cached_property

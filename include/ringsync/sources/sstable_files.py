@@ -7,6 +7,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +17,11 @@ from ringsync.changes.reconcile.streams import MergedPart
 from ringsync.compiled.arrow import Integers
 from ringsync.formats.sstable.data import Loss
 from ringsync.formats.sstable.names import DATA, Descriptor, FoundSSTables, LeftOut, find_sstables
+from ringsync.formats.sstable.partitions import Partitions
 from ringsync.formats.sstable.reader import Layout, layout_of
 from ringsync.formats.sstable.schema import schema_of_all
 from ringsync.formats.sstable.source import LocalSource, Source, find_local
-from ringsync.formats.sstable.sstables import MEMORY_BYTES, Part, SSTable, merged_rows, parts_of
+from ringsync.formats.sstable.sstables import MEMORY_BYTES, Part, SSTable, merged_rows
 from ringsync.formats.sstable.statistics import read_statistics
 from ringsync.ring.tokens import WHOLE_RING, TokenRange, TokenSet, overlaps
 from ringsync.schema.from_cql import parse_schema
@@ -29,12 +32,10 @@ PART_BYTES = 128 * 2**20
 """Uncompressed bytes that a task reads, about."""
 _SCHEMA = "schema.cql"
 _AUTOMATIC = "Cassandra took this snapshot before it truncated or dropped the table: name it itself to read it"
-_SAMPLES, _ALL_SAMPLES = 4096, 2**18
-_SAMPLE_BYTES = 4 * 2**20
-"""Partitions that are remembered to divide the ring: so many of each SSTable, and of all together; but one of so many
-uncompressed bytes at least."""
+_SAMPLES = 2**20
+"""Partitions of all SSTables by which the ring is divided."""
 _READ_AT_ONCE = 8
-"""Indexes that are in memory at the same time; each takes up to 24 MB."""
+"""Indexes that are read at the same time."""
 
 
 class SSTableFilesError(ValueError):
@@ -254,13 +255,12 @@ class Opener:
 class OutlinedSSTable:
     """An SSTable, and about where its partitions are: enough to divide the ring, and small, unlike its index.
 
-    :ivar tokens: int64[n]: the tokens of some partitions, in their order
-    :ivar positions: int64[n + 1]: their uncompressed positions in Data.db, and its length
+    :ivar url: URL of the store in which the files are; empty: they are at a local path
     """
 
-    sstable: SSTable
-    tokens: Integers
-    positions: Integers
+    url: str
+    descriptor: Descriptor
+    partitions: Partitions
 
 
 def outlined(sstables: Sequence[SSTable]) -> list[OutlinedSSTable]:
@@ -269,14 +269,8 @@ def outlined(sstables: Sequence[SSTable]) -> list[OutlinedSSTable]:
     :raises SSTableError: an index is missing or damaged
     """
 
-    samples = max(1, min(_SAMPLES, _ALL_SAMPLES // max(len(sstables), 1)))
-
     def outline(sstable: SSTable) -> OutlinedSSTable:
-        partitions = sstable.partitions()
-        most = max(samples, partitions.length // _SAMPLE_BYTES)
-        step = max(len(partitions) // most, 1)
-        positions = np.append(partitions.positions[::step], partitions.length)
-        return OutlinedSSTable(sstable, partitions.highest[::step].copy(), positions)
+        return OutlinedSSTable(url_of(sstable.source), sstable.source.descriptor, sstable.partitions())
 
     with ThreadPoolExecutor(_READ_AT_ONCE) as pool:
         return list(pool.map(outline, sstables))
@@ -304,15 +298,12 @@ def split_tables(sstables: Sequence[SSTable], least: int = 1) -> list[SSTableSpl
 def split_groups(
     groups: Sequence[SSTableGroup], ranges: Sequence[TokenRange], least: int = 1, most: int | None = None
 ) -> list[Task]:
-    """Divide token ranges over tasks, so that each has about as many bytes of all SSTables.
-
-    Each index is read once, and forgotten when all parts of its SSTable were found.
+    """Divide token ranges over tasks, so that each has about as many bytes of all SSTables. Nothing is read.
 
     :param groups: each SSTable is in one
     :param ranges: disjoint ranges without wrap, in token order: each is a split, or several of adjacent tasks. A split
         may have no parts
     :param least: number of tasks at least, if there are so many partitions; ``most``: at most, which wins
-    :raises SSTableError: an index is missing or damaged
     """
     cuts = _cuts(groups, least, most)
     tasks: dict[int, list[TokenRange]] = {}
@@ -322,56 +313,52 @@ def split_groups(
             tasks.setdefault(bisect_left(cuts, end), []).append(TokenRange(start, end))
     splits = [tokens for number in sorted(tasks) for tokens in tasks[number]]
     parts: list[list[tuple[str, Descriptor, Part]]] = [[] for _ in splits]
-    reads: list[tuple[OutlinedSSTable, list[tuple[int, TokenRange]]]] = []
     for tables, wanted in groups:
         pieces = [(number, tokens) for _, number, tokens in overlaps(wanted, splits)]
-        reads += [(table, pieces) for table in tables]
-
-    def numbered(read: tuple[OutlinedSSTable, list[tuple[int, TokenRange]]]) -> list[_Numbered]:
-        partitions = read[0].sstable.partitions()
-        return _joined((number, part) for number, tokens in read[1] for part in parts_of(partitions, tokens))
-
-    with ThreadPoolExecutor(_READ_AT_ONCE) as pool:
-        for (table, _), found in zip(reads, pool.map(numbered, reads), strict=True):
-            source = table.sstable.source
-            for number, part in found:
-                parts[number].append((url_of(source), source.descriptor, part))
+        of_split = {number: tuple(tokens for _, tokens in some) for number, some in groupby(pieces, itemgetter(0))}
+        numbers = np.array([number for number, _ in pieces], np.int64)
+        starts, ends = (np.array([getattr(one, end) for _, one in pieces], np.int64) for end in ("start", "end"))
+        for table in tables:
+            for number, part in _joined(table.partitions, numbers, starts, ends):
+                if len(of_split[number]) > 1 and not table.partitions.is_within:
+                    part = replace(part, only=of_split[number])
+                parts[number].append((table.url, table.descriptor, part))
     made = (SSTableSplit(tokens, tuple(some)) for tokens, some in zip(splits, parts, strict=True))
     return [tuple(itertools.islice(made, len(tasks[number]))) for number in sorted(tasks)]
 
 
-_Numbered = tuple[int, Part]
+def _joined(partitions: Partitions, numbers: Integers, starts: Integers, ends: Integers) -> Iterator[tuple[int, Part]]:
+    """Find the parts of an SSTable for pieces of splits; those of one split that touch are joined.
 
+    With vnodes they would be thousands, each of which costs a read from the store and a step of the merge: a node holds
+    many ranges, and between them its SSTables have little.
 
-def _joined(parts: Iterable[_Numbered]) -> list[_Numbered]:
-    """Join parts of one SSTable and split between which it has no partitions: a node has few that it does not hold.
-
-    With vnodes these would be thousands of parts, each of which costs a read from the store and a step of the merge.
+    :param numbers: int64[n]: split of each piece; ``starts``, ``ends``: its tokens, in their order
     """
-    joined: list[_Numbered] = []
-    for number, part in parts:
-        if joined:
-            last, before = joined[-1]
-            if last == number and before.end == part.first and before.is_exact and part.is_exact:
-                tokens = TokenRange(before.tokens.start, part.tokens.end)
-                joined[-1] = number, Part(tokens, before.first, part.end, is_exact=True)
-                continue
-        joined.append((number, part))
-    return joined
+    firsts, behind = partitions.between(starts, ends)
+    chosen = np.flatnonzero(firsts < behind)
+    numbers, starts, ends, firsts, behind = (some[chosen] for some in (numbers, starts, ends, firsts, behind))
+    is_new = np.ones(len(chosen) + 1, bool)
+    is_new[1:-1] = (np.diff(numbers) != 0) | (firsts[1:] > behind[:-1])
+    for first, end in itertools.pairwise(np.flatnonzero(is_new).tolist()):
+        tokens = TokenRange(int(starts[first]), int(ends[end - 1]))
+        yield int(numbers[first]), Part(tokens, int(firsts[first]), int(behind[end - 1]))
 
 
 def _cuts(groups: Sequence[SSTableGroup], least: int, most: int | None) -> list[int]:
     """Return the tokens at which one task ends and the next one begins, in their order."""
     found, sizes = [], []
+    step = 1 + sum(len(table.partitions) for tables, _ in groups for table in tables) // _SAMPLES
     for tables, wanted in groups:
         starts, ends = (
             np.array(some, np.int64) for some in zip(*((one.start, one.end) for one in wanted), strict=True)
         )
         for table in tables:
-            number = np.searchsorted(starts, table.tokens) - 1
-            inside = (number >= 0) & (table.tokens <= ends[number])
-            found.append(table.tokens[inside])
-            sizes.append(np.diff(table.positions)[inside])
+            tokens, positions = table.partitions.highest[::step], table.partitions.positions[::step]
+            number = np.searchsorted(starts, tokens) - 1
+            inside = (number >= 0) & (tokens <= ends[number])
+            found.append(tokens[inside])
+            sizes.append(np.diff(positions, append=table.partitions.length)[inside])
     if not sum(map(len, found)):
         return []
     order = np.argsort(np.concatenate(found), kind="stable")

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+import numpy as np
+
+from ringsync.formats.sstable.compression import ChunkPlaces, Chunks
 from ringsync.formats.sstable.names import Descriptor
 from ringsync.formats.sstable.source import LocalSource, Source, find_local
 from ringsync.schema.from_cql import parse_schema
@@ -37,6 +40,17 @@ class Changed:
         content = self.read(component)
         assert content is not None
         return content[start : start + length]
+
+
+def places_of(chunks: Chunks) -> ChunkPlaces:
+    """Where all chunks are."""
+    found = []
+    while (first := found[-1].end if found else 0) < chunks.count:
+        found.append(chunks.places(first))
+    sums = None if found[0].checksums is None else np.concatenate([one.checksums for one in found])
+    return ChunkPlaces(
+        0, *(np.concatenate([getattr(one, name) for one in found]) for name in ("starts", "stored")), sums
+    )
 
 
 _SCRATCH = tempfile.TemporaryDirectory(prefix="ringsync-sstables-")

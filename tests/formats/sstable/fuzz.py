@@ -29,6 +29,7 @@ from ringsync.changes.schema import RANGE_DELETION
 from ringsync.formats.rows.state import Capacity
 from ringsync.formats.sstable.data import DataFile, Loss
 from ringsync.formats.sstable.errors import SSTableError
+from ringsync.formats.sstable.partitions import read_partitions
 from ringsync.formats.sstable.source import Source
 from ringsync.formats.sstable.sstables import Part, SSTable, merged_rows, open_sstable
 from ringsync.images.from_streams import images_of_part
@@ -40,7 +41,7 @@ from tests.commitlog_model.mutation import MalformedError
 from tests.formats.commitlog import guarded
 from tests.formats.commitlog.comparable import of_model, of_package
 from tests.formats.commitlog.fuzz import DAMAGES, attack
-from tests.formats.sstable.files import Changed, every_source, table_of
+from tests.formats.sstable.files import Changed, every_source, places_of, table_of
 from tests.sstable_model.sstable import read_sstable, table_beside
 from tests.sstables.fixtures import FIXTURES
 
@@ -84,8 +85,8 @@ class Sound:
     @cached_property
     def starts(self) -> list[int]:
         """Positions of the partitions, and of the end."""
-        partitions = open_sstable(self.source, self.table).partitions()
-        return [*partitions.positions.tolist(), partitions.length]
+        length = DataFile(self.source).length
+        return [*read_partitions(self.source, length, step_bytes=1).positions.tolist(), length]
 
     @cached_property
     def rows(self) -> list[Digests]:
@@ -173,7 +174,7 @@ def read_all(source: Changed, table: TableSchema, capacity: Capacity) -> Found:
 
 def whole(source: Source) -> Part:
     """Return the part that is all of an SSTable."""
-    return Part(*WHOLE_RING.unwrap(), 0, DataFile(source).length, True)
+    return Part(*WHOLE_RING.unwrap(), 0, DataFile(source).length)
 
 
 def sound_sstables() -> list[Sound]:
@@ -214,9 +215,10 @@ def check_data(about: Sound, random: Random) -> None:
         assert found.covers(start, end), f"rows of the partition at {start} are missing, and nobody says so"
     if len(changed) == len(data):
         chunks = DataFile(source).chunks
+        known = places_of(chunks)
         for start, end in about.missing(found.digests):
             first, last = start // chunks.chunk_length, (end - 1) // chunks.chunk_length
-            places = range(int(chunks.starts[first]), int(chunks.starts[last] + chunks.stored[last]) + 4)
+            places = range(int(known.starts[first]), int(known.starts[last] + known.stored[last]) + 4)
             whole = data[places.start : places.stop] == changed[places.start : places.stop]
             assert not whole or about.source.read("CRC.db") is not None, f"the partition at {start} is not damaged"
 

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import struct
 import zlib
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 
 import numpy as np
 import pytest
 
-from ringsync.formats.sstable.compression import parse_compression, read_chunks
+from ringsync.formats.sstable import compression
+from ringsync.formats.sstable.compression import read_chunks
 from ringsync.formats.sstable.data import DataFile, Loss
 from ringsync.formats.sstable.errors import SSTableError
 from ringsync.formats.sstable.names import Descriptor
 from ringsync.formats.sstable.source import LocalSource, Source
-from ringsync.formats.sstable.versions import VERSIONS
-from tests.formats.sstable.files import Changed, every_source, sources, sources_of
+from tests.formats.sstable.files import Changed, every_source, places_of, sources, sources_of
 from tests.sstable_model.data import data_of
 from tests.sstables.fixtures import FIXTURES, TAGS
 from tests.sstables.statements import COMPRESSION
@@ -93,8 +95,9 @@ def test_each_compressor_is_there(name: str) -> None:
         fast = "LZ4Compressor" if compressor in ("ZstdCompressor", "DeflateCompressor") else compressor
         assert {read_chunks(one).compressor for one in sources_of(name, f"files.{table}", "flushed")} == {fast}
     chunks = read_chunks(sources_of(name, "files.ratio", "compacted")[0])
-    assert (chunks.stored > chunks.longest_packed).any()
-    assert (chunks.stored <= chunks.longest_packed).any()
+    stored = places_of(chunks).stored
+    assert (stored > chunks.longest_packed).any()
+    assert (stored <= chunks.longest_packed).any()
 
 
 def test_compacted_files_have_an_empty_chunk_at_the_end() -> None:
@@ -102,9 +105,7 @@ def test_compacted_files_have_an_empty_chunk_at_the_end() -> None:
         info = source.read("CompressionInfo.db")
         if info is not None and source.descriptor.folder.endswith("compacted"):
             chunks = read_chunks(source)
-            assert struct.unpack_from(">i", info, len(info) - 8 * (len(chunks.starts) + 1) - 4) == (
-                len(chunks.starts) + 1,
-            )
+            assert struct.unpack_from(">i", info, len(info) - 8 * (chunks.count + 1) - 4) == (chunks.count + 1,)
 
 
 def test_each_chunk_is_unpacked_once() -> None:
@@ -121,7 +122,7 @@ def test_each_chunk_is_unpacked_once() -> None:
     object.__setattr__(file.chunks, "unpack", counted)
     random = Random(6)
     in_pieces(file, lambda: random.randrange(1, 9000))
-    assert count == len(file.chunks.starts)
+    assert count == file.chunks.count
 
 
 @pytest.mark.parametrize("table", COMPRESSION)
@@ -130,11 +131,12 @@ def test_a_damaged_chunk_is_lost_alone(table: str) -> None:
     for tag in TAGS:
         source = max(sources_of("5.0-oa", f"files.{table}", tag), key=lambda one: one.size("Data.db") or 0)
         data, expected, chunks = source.read("Data.db"), data_of(source.read), read_chunks(source)
+        places = places_of(chunks)
         assert data is not None
         for _ in range(40):
-            number = random.randrange(len(chunks.starts))
+            number = random.randrange(chunks.count)
             changed = bytearray(data)
-            place = int(chunks.starts[number]) + random.randrange(int(chunks.stored[number]))
+            place = int(places.starts[number]) + random.randrange(int(places.stored[number]))
             changed[place] ^= 1 << random.randrange(8)
             file = DataFile(Changed(source, {"Data.db": bytes(changed)}), random.choice((3000, 1 << 20)))
             content, losses = in_pieces(file, lambda: random.randrange(1, 50_000))
@@ -142,7 +144,7 @@ def test_a_damaged_chunk_is_lost_alone(table: str) -> None:
             size = min(chunks.chunk_length, len(expected) - start)
             assert [(loss.position, loss.length) for loss in losses] == [(start, size)]
             at = (
-                f"chunk {number:,} at byte {int(chunks.starts[number]):,} of the file is damaged: its checksum is wrong"
+                f"chunk {number:,} at byte {int(places.starts[number]):,} of the file is damaged: its checksum is wrong"
             )
             assert losses[0].reason == at
             assert losses[0].file.endswith("-Data.db")
@@ -154,17 +156,18 @@ def test_a_file_that_was_cut_off_is_read_to_its_end(table: str) -> None:
     random = Random(8)
     (source,) = sources_of("5.0-oa", f"files.{table}", "compacted")
     data, expected, chunks = source.read("Data.db"), data_of(source.read), read_chunks(source)
+    places = places_of(chunks)
     assert data is not None
     for _ in range(30):
         size = random.randrange(len(data) - 20)
         file = DataFile(Changed(source, {"Data.db": data[:size]}), 3000)
         content, losses = in_pieces(file, lambda: random.randrange(1, 50_000))
         assert len(losses) == 1
-        there = int((chunks.starts + chunks.stored + (4 if table != "plain" else 0) <= size).sum())
+        there = int((places.starts + places.stored + (4 if table != "plain" else 0) <= size).sum())
         assert losses[0].position == there * chunks.chunk_length
         assert losses[0].position + losses[0].length == file.length
         assert losses[0].reason.startswith(f"the file was cut off: it has {size:,} bytes") or (
-            table == "plain" and there + 1 == len(chunks.starts)
+            table == "plain" and there + 1 == chunks.count
         )
         assert content[: losses[0].position] == expected[: losses[0].position]
 
@@ -174,12 +177,13 @@ def test_a_block_that_does_not_fit_is_lost_though_its_checksum_is_right() -> Non
     for table in COMPRESSION:
         (source,) = sources_of("5.0-oa", f"files.{table}", "compacted")
         data, chunks = source.read("Data.db"), read_chunks(source)
+        places = places_of(chunks)
         assert data is not None
         if chunks.unpack is None:
             continue
         for _ in range(200):
-            number = random.randrange(len(chunks.starts))
-            start, size = int(chunks.starts[number]), int(chunks.stored[number])
+            number = random.randrange(chunks.count)
+            start, size = int(places.starts[number]), int(places.stored[number])
             block = bytearray(data[start : start + size])
             for _ in range(random.randrange(1, 4)):
                 block[random.randrange(size)] = random.randrange(256)
@@ -219,7 +223,7 @@ def test_one_wrong_place_loses_two_chunks() -> None:
     (source,) = sources_of("5.0-oa", "files.lz4_small", "compacted")
     content, chunks, expected = source.read("CompressionInfo.db"), read_chunks(source), data_of(source.read)
     assert content is not None
-    place = len(content) - 8 * (len(chunks.starts) + 1 - 5)
+    place = len(content) - 8 * (chunks.count + 1 - 5)
     changed = content[:place] + struct.pack(">q", 1 << 40) + content[place + 8 :]
     read, losses = in_pieces(DataFile(Changed(source, {"CompressionInfo.db": changed})), lambda: 9000)
     assert [loss.position // 4096 for loss in losses] == [4, 5]
@@ -256,12 +260,55 @@ def test_files_of_cassandra_3_name_no_longest_block() -> None:
     content = source.read("CompressionInfo.db")
     assert content is not None
     place = 2 + len("SnappyCompressor") + 4 + 4
-    old = parse_compression(
-        content[:place] + content[place + 4 :], VERSIONS["big", "me"], source.size("Data.db") or 0, ""
-    )
+
+    class Old(Changed):
+        @property
+        def descriptor(self) -> Descriptor:
+            return replace(self.source.descriptor, version="me")
+
+    old = read_chunks(Old(source, {"CompressionInfo.db": content[:place] + content[place + 4 :]}))
     new = read_chunks(source)
     assert (old.chunk_length, old.length, old.longest_packed) == (new.chunk_length, new.length, 2**31 - 2)
-    assert (old.starts == new.starts).all()
+    assert (places_of(old).starts == places_of(new).starts).all()
+
+
+class Counted(Changed):
+    """A source that notes what is read of each file."""
+
+    read_bytes: Counter[str]
+
+    def read(self, component: str) -> bytes | None:
+        raise AssertionError(f"{component} is read as a whole")
+
+    def size(self, component: str) -> int | None:
+        return super().size(component) if component in self.files else self.source.size(component)
+
+    def read_range(self, component: str, start: int, length: int) -> bytes:
+        content = self.source.read_range(component, start, length)
+        self.read_bytes[component] += len(content)
+        return content
+
+
+@pytest.mark.parametrize(("table", "component"), [("lz4_small", "CompressionInfo.db"), ("plain", "CRC.db")])
+def test_only_the_places_of_chunks_that_are_read_are_read(
+    table: str, component: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of an SSTable of 100 GB they are 50 MB, for each task and SSTable."""
+    monkeypatch.setattr(compression, "CHUNKS_AT_ONCE", 2)
+    monkeypatch.setattr(compression, "_HEAD_BYTES", 64)
+    source = max(sources_of("5.0-oa", f"files.{table}", "compacted"), key=lambda one: one.size("Data.db") or 0)
+    expected = data_of(source.read)
+    counted = Counted(source, {})
+    counted.__dict__["read_bytes"] = Counter[str]()
+    file = DataFile(counted)
+    assert file.chunks.count > 4
+    buffer = np.zeros(100, np.uint8)
+    middle = file.length // 2
+    assert file.read_into(buffer, 0, middle, 100) is None
+    assert buffer.tobytes() == expected[middle : middle + 100]
+    assert 0 < counted.read_bytes[component] <= 64 + 2 * 3 * 8
+    content, losses = in_pieces(file, lambda: 3000)
+    assert (content, losses) == (expected, [])
 
 
 def test_a_local_source_is_a_source() -> None:

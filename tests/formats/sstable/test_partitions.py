@@ -7,16 +7,19 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
 
-from ringsync.formats.sstable.data import DataFile
+from ringsync.formats.sstable import tries
+from ringsync.formats.sstable.data import DataFile, token_at
 from ringsync.formats.sstable.errors import SSTableError
 from ringsync.formats.sstable.index import read_index
-from ringsync.formats.sstable.partitions import Partitions, read_partitions
+from ringsync.formats.sstable.partitions import Partitions, from_arrow, read_partitions, to_arrow
 from ringsync.formats.sstable.source import LocalSource, Source
 from ringsync.formats.sstable.tries import read_trie
 from ringsync.ring.tokens import MAX_TOKEN, MIN_TOKEN, TokenRange
@@ -29,11 +32,8 @@ from tests.sstables.fixtures import FIXTURES
 BIG, TRIE = "5.0-oa", "5.0-da"
 
 
-MANY = 2**20
-
-
-def partitions_of(source: Source) -> Partitions:
-    return read_partitions(source, DataFile(source))
+def partitions_of(source: Source, step_bytes: int = 1) -> Partitions:
+    return read_partitions(source, DataFile(source).length, step_bytes=step_bytes)
 
 
 @cache
@@ -49,11 +49,11 @@ def expected_of(source: LocalSource) -> list[tuple[int, int]]:
 def test_all_partitions_are_found(name: str) -> None:
     count = 0
     for source in sources(name):
-        expected, found = expected_of(source), partitions_of(source)
+        expected, found, data = expected_of(source), partitions_of(source), DataFile(source)
         assert found.positions.tolist() == [position for _, position in expected]
         for (token, position), low, high in zip(expected, found.lowest.tolist(), found.highest.tolist(), strict=True):
             assert low <= token <= high
-            assert found.token_at(position) == token
+            assert token_at(data, position) == token
         assert name != BIG or (found.lowest == found.highest).all()
         count += len(found)
     assert count > 3000
@@ -68,36 +68,75 @@ def ranges(random: Random, known: list[int]) -> Iterator[TokenRange]:
 
 
 @pytest.mark.parametrize("name", [BIG, TRIE])
-def test_a_token_range_has_exactly_its_partitions(name: str) -> None:
+@pytest.mark.parametrize("step", [1, 5_000, 10**9])
+def test_a_part_has_all_partitions_of_its_range_and_few_others(name: str, step: int) -> None:
     random = Random(1)
     for source in sources(name):
-        expected, found = expected_of(source), partitions_of(source)
-        for wanted in ranges(random, [token for token, _ in random.sample(expected, min(5, len(expected)))]):
-            parts = found.positions_of(wanted)
-            inside = {position for token, position in expected if token in wanted}
-            assert inside == {p for _, p in expected if any(first <= p < end for first, end in parts)}
-            ends = {position for _, position in expected} | {found.length}
-            assert all(first < end and end in ends for first, end in parts)
+        expected, found = expected_of(source), partitions_of(source, step)
+        ends = {position for _, position in expected} | {found.length}
+        tokens = {position: token for token, position in expected}
+        known = [token for token, _ in random.sample(expected, min(5, len(expected)))]
+        unwrapped = [part for wanted in ranges(random, known) for part in wanted.unwrap()]
+        starts, stops = (np.array([getattr(one, end) for one in unwrapped]) for end in ("start", "end"))
+        for wanted, first, end in zip(unwrapped, *map(np.ndarray.tolist, found.between(starts, stops)), strict=True):
+            inside = {position for position, token in tokens.items() if token in wanted}
+            if first == end:
+                assert not inside
+                continue
+            assert all(first <= position < end for position in inside)
+            assert {first, end} <= ends
+            assert first == 0 or tokens[first] <= wanted.start
+            assert end == found.length or tokens[end] > wanted.end
+            others = [size for at, size in sizes_of(expected, found.length).items() if first <= at < end]
+            inner = sum(size for at, size in sizes_of(expected, found.length).items() if at in inside)
+            assert sum(others) - inner <= 2 * (step + 2 * max(sizes_of(expected, found.length).values()))
 
 
 @pytest.mark.parametrize("name", [BIG, TRIE])
-def test_ranges_that_cover_the_ring_cover_the_file(name: str) -> None:
-    for source in sources(name):
-        found = partitions_of(source)
-        parts = [part for one in TokenRange(17, 17).split(7) for part in found.positions_of(one)]
-        assert sum(end - first for first, end in parts) == found.length
-        assert sorted(parts) == sorted(set(parts))
+def test_a_range_beside_all_partitions_has_no_part(name: str) -> None:
+    """With leveled compaction, an SSTable has few of the tokens; else each task would read a little of each."""
+    (source,) = sources_of(name, "files.narrow", "compacted")
+    found = partitions_of(source, 10**9)
+    assert len(found) == 1
+    low, high = int(found.lowest[0]), found.last
+    starts, ends = np.array([MIN_TOKEN, high, high + 5]), np.array([low - 1, high + 5, MAX_TOKEN])
+    first, end = found.between(starts, ends)
+    assert (first == end).all()
 
 
-def test_the_partition_behind_a_position() -> None:
-    for name in (BIG, TRIE):
-        (source,) = sources_of(name, "files.narrow", "compacted")
-        found = partitions_of(source)
-        positions = found.positions.tolist()
-        assert found.behind(0) == 0
-        assert found.behind(1) == positions[1]
-        assert found.behind(positions[7]) == positions[7]
-        assert found.behind(positions[-1] + 1) == found.length
+def sizes_of(expected: list[tuple[int, int]], length: int) -> dict[int, int]:
+    """The bytes of each partition, by its position."""
+    positions = [position for _, position in expected]
+    return {first: end - first for first, end in pairwise([*positions, length])}
+
+
+@pytest.mark.parametrize("name", [BIG, TRIE])
+def test_what_is_remembered_is_the_same_elsewhere(name: str) -> None:
+    """A node's worker reads the indexes, the driver what it has remembered."""
+    every = [partitions_of(source, 20_000) for source in sources(name)[:20]]
+    there = from_arrow(to_arrow(every))
+    for one, other in zip(every, there, strict=True):
+        assert one.last == other.last
+        assert (one.length, one.is_within) == (other.length, other.is_within)
+        for array in ("lowest", "highest", "positions"):
+            assert getattr(one, array).tolist() == getattr(other, array).tolist()
+    assert from_arrow(to_arrow([])) == []
+
+
+@pytest.mark.parametrize("name", [BIG, TRIE])
+def test_partitions_that_a_node_does_not_hold_are_noticed(name: str) -> None:
+    (source,) = sources_of(name, "files.narrow", "compacted")
+    expected, length = expected_of(source), DataFile(source).length
+    first, middle, last = expected[0][0], expected[len(expected) // 2][0], expected[-1][0]
+    below, above = TokenRange(first - 1, middle - 2), TokenRange(middle + 1, last)
+    assert read_partitions(source, length, (TokenRange(first - 1, middle), TokenRange(middle, last))).is_within
+    assert not read_partitions(source, length, (below, above)).is_within
+    assert not read_partitions(source, length).is_within
+
+
+def joined(batches: Iterator[tuple[Any, ...]]) -> list[Any]:
+    """All that an index has, in one."""
+    return [np.concatenate(arrays) for arrays in zip(*batches, strict=True)]
 
 
 def test_an_index_is_read_in_any_windows() -> None:
@@ -106,9 +145,9 @@ def test_an_index_is_read_in_any_windows() -> None:
         (source,) = sources_of(BIG, table, "compacted")
         content = source.read("Index.db")
         assert content is not None
-        whole = read_index(source, MANY)
+        whole = joined(read_index(source))
         many = Changed(source, {"Index.db": content * 40})
-        found = read_index(many, MANY, 70_000)
+        found = joined(read_index(many, 70_000))
         assert len(content) * 40 > 70_000 or table != "files.narrow"
         assert (found[0] == np.tile(whole[0], 40)).all()
         assert (found[2] == np.tile(whole[2], 40)).all()
@@ -119,28 +158,11 @@ def test_an_entry_that_ends_behind_the_file_is_refused() -> None:
     (source,) = sources_of(BIG, "files.narrow", "compacted")
     inside = bytes(80_000)
     entry = b"\0\1k" + b"\0" + b"\xc1\x38\x80" + inside  # 0x13880 bytes of an index inside the partition
-    whole = read_index(Changed(source, {"Index.db": entry + b"\0\1l\5\0"}), MANY, 70_000)
+    whole = joined(read_index(Changed(source, {"Index.db": entry + b"\0\1l\5\0"}), 70_000))
     assert whole[2].tolist() == [0, 5]
     for size, window in ((len(entry) - 1, 70_000), (len(entry) - 1, 1 << 20), (len(entry) + 3, 70_000)):
         with pytest.raises(SSTableError, match="what follows is not whole entries"):
-            read_index(Changed(source, {"Index.db": (entry + b"\0\1l\5\0")[:size]}), MANY, window)
-
-
-def test_a_partition_that_cannot_be_read_belongs_to_both_sides() -> None:
-    """A trie knows only the first bits of a token; the others are in Data.db, which is damaged here."""
-    (source,) = sources_of(TRIE, "files.plain", "compacted")
-    data = bytearray(source.read("Data.db") or b"")
-    expected, found = expected_of(source), partitions_of(source)
-    unsure = next(i for i in range(len(expected)) if found.lowest[i] < expected[i][0] < found.highest[i])
-    token, position = expected[unsure]
-    end = expected[unsure + 1][1] if unsure + 1 < len(expected) else found.length
-    data[position + 3] ^= 1
-    damaged = partitions_of(Changed(source, {"Data.db": bytes(data)}))
-    assert damaged.token_at(position) is None
-    below, above = TokenRange(MIN_TOKEN, token - 1), TokenRange(token - 1, MAX_TOKEN)
-    assert not any(first <= position < stop for first, stop in found.positions_of(below))
-    assert damaged.positions_of(below)[-1][1] == end
-    assert damaged.positions_of(above)[0][0] == position
+            joined(read_index(Changed(source, {"Index.db": (entry + b"\0\1l\5\0")[:size]}), window))
 
 
 def test_damaged_indexes_end_no_process() -> None:
@@ -154,13 +176,14 @@ def test_damaged_indexes_end_no_process() -> None:
     assert all(int(refused) > 300 for refused in counts.values())
 
 
-def test_every_type_of_node_is_read() -> None:
+def test_every_type_of_node_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """No server writes all of them for tables of some thousand partitions."""
+    monkeypatch.setattr(tries, "_PAGES_KEPT", 2)
     random, seen = Random(3), set()
     (source,) = sources_of(TRIE, "files.narrow", "compacted")
-    for count in (1, 2, 300, 20_000):
+    for count in (1, 2, 300, 20_000, 150_000):  # the last one has more pages than are kept, and some batches
         trie = random_trie(random, count)
-        lowest, highest, positions, _ = read_trie(Changed(source, {"Partitions.db": trie.content}), MANY)
+        lowest, highest, positions = joined(read_trie(Changed(source, {"Partitions.db": trie.content})))
         assert positions.tolist() == trie.positions
         for token, prefix, low, high in zip(trie.tokens, trie.prefixes, lowest.tolist(), highest.tolist(), strict=True):
             bits = prefix[1:9]
@@ -168,6 +191,7 @@ def test_every_type_of_node_is_read() -> None:
             assert (high + 2**63).to_bytes(8, "big") == bits.ljust(8, b"\xff")
             assert low <= token <= high
         seen |= trie.types
+    assert len(trie.content) > 3 * tries.PAGE_BYTES
     assert seen == set(range(16))
 
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-import numpy as np
 import pytest
 
 from ringsync.formats.sstable.data import DataFile, Loss
 from ringsync.formats.sstable.errors import SSTableError
-from ringsync.formats.sstable.partitions import read_partitions
+from ringsync.formats.sstable.partitions import Partitions, read_partitions
 from ringsync.formats.sstable.source import LocalSource
-from ringsync.formats.sstable.sstables import SSTable, merged_rows, open_sstable
-from ringsync.ring.tokens import MAX_TOKEN, WHOLE_RING, TokenRange
+from ringsync.formats.sstable.sstables import Part, SSTable, merged_rows, open_sstable
+from ringsync.ring.tokens import WHOLE_RING, TokenRange
 from ringsync.schema.table import TableSchema
 from tests.formats.sstable.files import sources, sources_of, table_of
 
@@ -56,32 +55,68 @@ def test_ranges_are_the_whole(name: str) -> None:
     assert compared > 1000
 
 
+def largest(name: str) -> tuple[LocalSource, SSTable, Partitions]:
+    """The SSTable that has most partitions, and where all of these are."""
+
+    def every(source: LocalSource) -> Partitions:
+        return read_partitions(source, DataFile(source).length, step_bytes=1)
+
+    source = max(sources(name), key=lambda one: len(every(one)))
+    return source, open_sstable(source, table_of(source.descriptor)), every(source)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_ranges_are_found_by_some_of_the_partitions(name: str) -> None:
-    source = max(sources(name), key=lambda one: len(open_sstable(one, table_of(one.descriptor)).partitions()))
+    source, exact, every = largest(name)
     table = table_of(source.descriptor)
-    exact, coarse = open_sstable(source, table), open_sstable(source, table)
-    some = read_partitions(source, DataFile(source), most=20)
-    coarse.__dict__["partitions"] = lambda: some
-    assert len(exact.partitions()) > 500
-    assert some.step > 10
+    coarse = open_sstable(source, table)
+    some = read_partitions(source, every.length, step_bytes=every.length // 20)
+    exact.__dict__["partitions"], coarse.__dict__["partitions"] = lambda: every, lambda: some
+    assert len(every) > 500
+    assert len(some) <= 21
     for part in TokenRange(5, 5).split(50):
         lost: list[Loss] = []
         assert content([coarse], table, part, lost) == content([exact], table, part, lost)
         assert not lost
 
 
-def test_an_index_that_lies_is_found_out() -> None:
-    source = max(sources("5.0-oa"), key=lambda one: one.size("Index.db") or 0)
-    sstable = open_sstable(source, table_of(source.descriptor))
-    true = sstable.partitions()
-    middle = len(true) // 2
-    tokens = true.lowest.copy()
-    tokens[middle:] = 2**62 + np.arange(len(true) - middle)
-    sstable.__dict__["partitions"] = lambda: replace(true, lowest=tokens, highest=tokens)
-    wanted = TokenRange(2**62 - 1, MAX_TOKEN)
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("plain", [False, True])
+def test_only_the_ranges_that_count_are_read(name: str, plain: bool) -> None:
+    """As of a node that has not cleaned up what it has given away: one part, and what lies between them is left."""
+    for source in sources_of(name, "files.narrow", "compacted"):
+        table = table_of(source.descriptor)
+        opened = open_sstable(source, table)
+        whole = read_partitions(source, DataFile(source).length, step_bytes=1)
+        only = tuple(
+            TokenRange(low - 1, high)
+            for low, high in zip(whole.lowest[5:-9:7].tolist(), whole.highest[9::7].tolist(), strict=False)
+        )
+        part = Part(TokenRange(only[0].start, only[-1].end), 0, whole.length, only)
+        merged = merged_rows([(opened, part)], table, _fail, with_source=not plain)
+        rows = [token for some in merged for token in some.rows.token.tolist()]
+        read = (batch for one in opened.parts(WHOLE_RING) for batch in opened.rows(one))
+        every = [token for batch in read for token in batch.rows["token"].to_pylist()]
+        assert rows == [token for token in every if any(token in one for one in only)]
+        assert 0 < len(rows) < len(every)
+
+
+def _fail(loss: Loss) -> None:
+    raise AssertionError(loss)
+
+
+@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize("end", ["first", "last"])
+def test_an_index_that_lies_is_found_out(plain: bool, end: str) -> None:
+    source, sstable, true = largest("5.0-oa")
+    table = table_of(source.descriptor)
+    number = len(true) // 2
+    wanted = TokenRange(int(true.lowest[number]) - 1, int(true.lowest[number + 3]))
+    first, last = int(true.positions[number]), int(true.positions[number + 4])
+    later, before = int(true.positions[number + 1]), int(true.positions[number + 3])
+    part = Part(wanted, later, last) if end == "first" else Part(wanted, first, before)
     with pytest.raises(SSTableError, match="by the index"):
-        content([sstable], table_of(source.descriptor), wanted, [])
+        list(merged_rows([(sstable, part)], table, _fail, with_source=not plain))
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 from isal.isal_zlib import crc32
 
+from ringsync.cql.murmur3 import tokens
 from ringsync.formats.compression import BlockError
-from ringsync.formats.sstable.compression import CHECKSUM_BYTES, Chunks, read_chunks
+from ringsync.formats.sstable.compression import CHECKSUM_BYTES, ChunkPlaces, Chunks, read_chunks
 from ringsync.formats.sstable.names import DATA
 from ringsync.formats.sstable.source import Source
 
@@ -48,7 +50,8 @@ class DataFile:
         self._source = source
         self._read_bytes = read_bytes
         self._size = source.size(DATA) or 0
-        self._behind = CHECKSUM_BYTES if self.chunks.checksums is None else 0
+        self._behind = CHECKSUM_BYTES if self.chunks.compressor else 0
+        self._places: ChunkPlaces | None = None
         self._last = -1
         self._content = memoryview(b"")
 
@@ -96,7 +99,8 @@ class DataFile:
         :returns: position behind the copied bytes; the loss that is there
         """
         chunk_length, length, end = self.chunks.chunk_length, self.chunks.length, start + len(target)
-        if self.chunks.stored[first] < 0:
+        known = self._known(first)
+        if known.stored[first - known.first] < 0:
             return position, self._lost(first, "by CompressionInfo.db it ends before it begins, or is too long")
         raw, places, sizes = self._read(first, last)
         if not places:
@@ -116,15 +120,21 @@ class DataFile:
             position += expected
         return position, None
 
+    def _known(self, number: int) -> ChunkPlaces:
+        """Return where a chunk, and some of its neighbours, are."""
+        if self._places is None or not self._places.first <= number < self._places.end:
+            self._places = self.chunks.places(number)
+        return self._places
+
     def _read(self, first: int, last: int) -> tuple[memoryview, list[int], list[int]]:
         """Read chunks from the file: at least one, and no more than fit into what is read at once.
 
         :returns: bytes; the place and size in them of each chunk that the file has wholly
         """
-        chunks = self.chunks
-        origin = int(chunks.starts[first])
-        part = slice(first, last + 1)
-        places, sizes = chunks.starts[part] - origin, chunks.stored[part]
+        known = self._known(first)
+        part = slice(first - known.first, last + 1 - known.first)
+        origin = int(known.starts[part.start])
+        places, sizes = known.starts[part] - origin, known.stored[part]
         ends = places + sizes + self._behind
         fits = (places >= 0) & (sizes >= 0) & (ends <= max(self._read_bytes, int(ends[0])))
         number = len(fits) if fits.all() else int(np.argmin(fits))
@@ -138,33 +148,52 @@ class DataFile:
 
         :raises BlockError: it is damaged
         """
-        chunks, behind = self.chunks, place + size
+        chunks, known, behind = self.chunks, self._known(number), place + size
         stored = raw[place:behind]
-        if chunks.checksums is None:
+        if known.checksums is None:
             checksum = int.from_bytes(raw[behind : behind + CHECKSUM_BYTES], "big")
         else:
-            checksum = int(chunks.checksums[number])
+            checksum = int(known.checksums[number - known.first])
         if crc32(stored) != checksum:
             raise BlockError("its checksum is wrong")
         if chunks.unpack is not None and size <= chunks.longest_packed:
             return chunks.unpack(stored, expected)
         # Cassandra may fill up the last chunk of a file.
-        if size < expected or (size > expected and number + 1 < len(chunks.starts)):
+        if size < expected or (size > expected and number + 1 < chunks.count):
             raise BlockError(f"{size:,} bytes are stored instead of {expected:,}")
         return stored[:expected]
 
     def _lost(self, number: int, reason: str) -> Loss:
-        chunks = self.chunks
+        chunks, known = self.chunks, self._known(number)
         position = number * chunks.chunk_length
         length = min(chunks.chunk_length, chunks.length - position)
-        place = f"chunk {number:,} at byte {int(chunks.starts[number]):,} of the file"
+        place = f"chunk {number:,} at byte {int(known.starts[number - known.first]):,} of the file"
         return Loss(self.file, position, length, f"{place} is damaged: {reason}")
 
     def _cut_off(self, number: int) -> Loss:
         """Return the loss of a chunk that ends behind the end of the file, and of all behind it if they do, too."""
         loss = self._lost(number, "it ends behind the end of the file")
-        ends = self.chunks.starts[number:] + self.chunks.stored[number:] + self._behind
-        if (ends <= self._size).any():
-            return loss
+        behind = number
+        while behind < self.chunks.count:
+            known = self._known(behind)
+            ends = (known.starts + known.stored)[behind - known.first :] + self._behind
+            if (ends <= self._size).any():
+                return loss
+            behind = known.end
         reason = f"the file was cut off: it has {self._size:,} bytes, and chunk {number:,} ends behind them"
         return Loss(self.file, loss.position, self.length - loss.position, reason)
+
+
+def token_at(data: DataFile, position: int) -> int | None:
+    """Return the token of the partition that begins at a position; None: it cannot be read."""
+    size = _read(data, position, 2)
+    key = _read(data, position + 2, int.from_bytes(size, "big")) if size else None
+    return None if key is None else int(tokens(pa.array([key], pa.binary()))[0])
+
+
+def _read(data: DataFile, position: int, size: int) -> bytes | None:
+    """Read some bytes; None: they are lost, or there are not so many."""
+    if size > data.length - position:
+        return None
+    buffer: npt.NDArray[np.uint8] = np.empty(size, np.uint8)
+    return buffer.tobytes() if data.read_into(buffer, 0, position, size) is None else None

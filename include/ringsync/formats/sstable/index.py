@@ -6,6 +6,8 @@ An entry is ``u16 length, key, uvint position in Data.db, uvint size, size bytes
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 from numba import njit
 
@@ -21,25 +23,20 @@ WINDOW_BYTES = 4 << 20
 _LONGEST_ENTRY = 2 + 0xFFFF + 9 + 9
 """Bytes of an entry without the index inside the partition, at most."""
 _SHORTEST_ENTRY = 2 + 1 + 1
-_PLAIN_ENTRY = 16
-"""Bytes of a short entry, as of a key of eight bytes: by it the size of a file tells how many there may be."""
 
 
-def read_index(source: Source, most: int, window_bytes: int = WINDOW_BYTES) -> tuple[Integers, Integers, Integers, int]:
-    """Read an Index.db.
+def read_index(source: Source, window_bytes: int = WINDOW_BYTES) -> Iterator[tuple[Integers, Integers, Integers]]:
+    """Read an Index.db, a window at a time.
 
-    :param most: number of partitions to return at most, about
     :param window_bytes: bytes that are read at once
-    :returns: int64[n]: tokens, twice the same array; positions in Data.db; step: one of so many partitions is returned
+    :returns: of some partitions, int64[n]: tokens, twice the same array; positions in Data.db
     :raises SSTableError: the file is missing or damaged
     """
     file, size = source.descriptor.path(INDEX), source.size(INDEX)
     if size is None:
         raise SSTableError(file, None, "there is no such file", "copy all files of the SSTable")
     window_bytes = max(window_bytes, _LONGEST_ENTRY)
-    parts = [np.empty((2, 0), np.int64)]
-    end = np.zeros(1, np.int64)
-    place, step = 0, max(size // (_PLAIN_ENTRY * most), 1)
+    end, place = np.zeros(1, np.int64), 0
     while place < size:
         window = source.read_range(INDEX, place, window_bytes)
         found = np.empty((2, len(window) // _SHORTEST_ENTRY + 1), np.int64)
@@ -50,10 +47,8 @@ def read_index(source: Source, most: int, window_bytes: int = WINDOW_BYTES) -> t
         )
         if not count or place + int(end[0]) > size:
             raise SSTableError(file, place, "what follows is not whole entries up to the end of the file", DAMAGED)
-        parts.append(found[:, :count:step].copy())
         place += int(end[0])
-    tokens, positions = np.concatenate(parts, axis=1)
-    return tokens, tokens, positions, step
+        yield found[0, :count], found[0, :count], found[1, :count]
 
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]

@@ -21,6 +21,9 @@ REQUIRED = {"big": (DATA, STATISTICS, INDEX), "bti": (DATA, STATISTICS, PARTITIO
 needed: an SSTable that another node has streamed as a whole has none, and it may list indexes that were dropped
 (C: CassandraEntireSSTableStreamReader, SSTableIndex.release)."""
 
+ROWS_NEED = (DATA, STATISTICS, COMPRESSION, CHECKSUMS)
+"""What of these is there is all that reading rows needs, once it is known where to begin."""
+
 _NAME = re.compile(
     r"(?P<version>[a-z]{2})-(?P<id>\d{1,19}|[0-9a-z]{4}_[0-9a-z]{4}_[0-9a-z]{18})-(?P<format>[a-z]+)-(?P<part>[\w.+-]+)"
 )

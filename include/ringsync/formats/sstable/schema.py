@@ -108,7 +108,7 @@ def file_columns(descriptor: Descriptor, header: Header, table: TableSchema) -> 
     """Find the column of the table that each column of an SSTable is, by its name.
 
     A dropped column counts. A type may differ where the bytes of both can be read: user-defined types get fields, and a
-    dropped column may be added again with a wider type.
+    dropped column may be added again with another type (``_WIDER``).
 
     :raises SSTableError: the table has no such column, or it is of another kind or type; or the key is of other types
     """

@@ -16,13 +16,14 @@ from ringsync.changes.reconcile.streams import MergedPart, Stream, UnsortedRowsE
 from ringsync.compiled.arrow import Integers, Mask, integers
 from ringsync.formats.rows.state import Capacity
 from ringsync.formats.sstable.cursor import DAMAGED
-from ringsync.formats.sstable.data import READ_BYTES, DataFile, Loss
+from ringsync.formats.sstable.data import READ_BYTES, DataFile, Loss, token_at
 from ringsync.formats.sstable.errors import SSTableError
-from ringsync.formats.sstable.partitions import Partitions, read_partitions
+from ringsync.formats.sstable.names import INDEX, PARTITIONS
+from ringsync.formats.sstable.partitions import Partitions, each_partition, read_partitions
 from ringsync.formats.sstable.reader import Layout, SSTableRows, layout_of, read_plain_rows, read_rows
 from ringsync.formats.sstable.source import Source
 from ringsync.formats.sstable.statistics import Statistics, read_statistics
-from ringsync.ring.tokens import TokenRange
+from ringsync.ring.tokens import TokenRange, TokenSet
 from ringsync.schema.table import TableSchema
 
 MEMORY_BYTES = 2**28
@@ -42,14 +43,15 @@ _COPIES = 4
 class Part:
     """The partitions of an SSTable in a token range that does not wrap around.
 
-    :ivar first: position of the first one in the uncompressed data; ``end``: position behind the last one
-    :ivar is_exact: whether no other partitions lie between these positions
+    :ivar first: position in the uncompressed data from which they are read; ``end``: position up to which they are.
+        Partitions before and behind the range may lie there, too
+    :ivar only: ranges, in token order, in which partitions count; empty: all of ``tokens``
     """
 
     tokens: TokenRange
     first: int
     end: int
-    is_exact: bool
+    only: TokenSet = ()
 
 
 @dataclass(frozen=True)
@@ -64,15 +66,19 @@ class SSTable:
     layout: Layout
 
     def partitions(self) -> Partitions:
-        """Read where its partitions are. Of many SSTables that takes more memory than all else: nobody keeps it.
+        """Read where some of its partitions are.
 
         :raises SSTableError: the index is missing or damaged
         """
-        return read_partitions(self.source, DataFile(self.source))
+        return read_partitions(self.source, DataFile(self.source).length)
 
     def parts(self, wanted: TokenRange) -> Iterator[Part]:
         """Find the partitions of a token range: at most two parts."""
-        return parts_of(self.partitions(), wanted)
+        partitions = self.partitions()
+        for tokens in wanted.unwrap():
+            (first,), (end,) = partitions.between(np.array([tokens.start]), np.array([tokens.end]))
+            if first < end:
+                yield Part(tokens, int(first), int(end))
 
     def rows(
         self, part: Part, capacity: Capacity | None = None, *, compact: bool = False
@@ -80,55 +86,64 @@ class SSTable:
         """Read the rows of a part.
 
         :param capacity: capacity of a batch; ``compact``: see :func:`.reader.read_rows`
-        :raises SSTableError: a file is missing or damaged, so that nothing can be read; or a row has another token than
-            the index says, which has no checksum
+        :raises SSTableError: a file is missing or damaged, so that nothing can be read; or the tokens at an end of the
+            part are others than the index says, which has no checksum
         """
         data, index = self._data(capacity), _IndexAfterLoss(self)
-        batches = read_rows(data, self.layout, part.first, part.end, index.behind, capacity, compact=compact)
-        for batch in batches:
+        chosen = _Chosen(part, data)
+        for batch in read_rows(data, self.layout, part.first, part.end, index.behind, capacity, compact=compact):
             rows = batch.rows
-            if (inside := _inside(part, integers(rows["token"]), integers(rows["position"]), data)) is not None:
+            if (inside := chosen.among(integers(rows["token"]), batch.losses)) is not None:
                 rows = rows.filter(pa.array(inside))
             yield replace(batch, rows=rows, losses=index.explained(batch.losses))
+        chosen.check_end()
 
     def plain_rows(
         self, part: Part, capacity: Capacity | None = None, *, compact: bool = False
     ) -> Iterator[SSTableRows[PlainRows]]:
         """Read the rows of a part as :meth:`rows` does, if the layout is plain."""
         data, index = self._data(capacity), _IndexAfterLoss(self)
-        batches = read_plain_rows(data, self.layout, part.first, part.end, index.behind, capacity, compact=compact)
-        for batch in batches:
-            rows = batch.rows
-            if (inside := _inside(part, rows.token, rows.position, data)) is not None:
-                first, count = int(np.argmax(inside)), int(np.count_nonzero(inside))
-                if not inside[first : first + count].all():
-                    raise SSTableError(data.file, None, "its partitions are not in the order of their tokens", DAMAGED)
-                rows = rows.part(first, first + count)
-            yield replace(batch, rows=rows, losses=index.explained(batch.losses))
+        chosen = _Chosen(part, data)
+        for batch in read_plain_rows(data, self.layout, part.first, part.end, index.behind, capacity, compact=compact):
+            losses = index.explained(batch.losses)
+            if (inside := chosen.among(batch.rows.token, batch.losses)) is None:
+                yield replace(batch, losses=losses)
+                continue
+            if losses:
+                yield replace(batch, rows=batch.rows.part(0, 0), losses=losses)
+            edges = np.flatnonzero(np.diff(inside, prepend=False, append=False)).tolist()
+            for first, end in zip(edges[::2], edges[1::2], strict=True):
+                yield replace(batch, rows=batch.rows.part(first, end), losses=())
+        chosen.check_end()
 
     def _data(self, capacity: Capacity | None) -> DataFile:
         return DataFile(self.source, min(READ_BYTES, (capacity or Capacity()).bytes))
 
 
-def parts_of(partitions: Partitions, wanted: TokenRange) -> Iterator[Part]:
-    """Find the partitions of a token range among those of an SSTable: at most two parts."""
-    for tokens in wanted.unwrap():
-        for first, end in partitions.positions_of(tokens):
-            yield Part(tokens, first, end, partitions.step == 1)
-
-
 class _IndexAfterLoss:
-    """An SSTable's index, which is read only where something is lost."""
+    """An SSTable's index, which is read only where something is lost, from front to back, and not kept."""
 
     def __init__(self, sstable: SSTable) -> None:
         self._sstable, self._problem = sstable, ""
-        self._partitions: Partitions | None = None
+        self._batches: Iterator[tuple[Integers, Integers, Integers]] | None = None
+        self._positions = np.empty(0, np.int64)
 
     def behind(self, position: int) -> int | None:
-        """Return the position of the next partition that is known; None: there is none."""
+        """Return the position of the next partition, or the end of the data; None: the index does not tell.
+
+        :param position: not before those that were asked for before
+        """
+        source = self._sstable.source
+        if source.size(INDEX) is None and source.size(PARTITIONS) is None:
+            return None  # a copy for a bootstrap, which ends at the first loss
         try:
-            self._partitions = self._partitions or self._sstable.partitions()
-            return self._partitions.behind(position)
+            length = DataFile(source).length
+            self._batches = self._batches or each_partition(source, length)
+            while not len(self._positions) or self._positions[-1] < position:
+                if (batch := next(self._batches, None)) is None:
+                    return length
+                self._positions = batch[2]
+            return int(self._positions[np.searchsorted(self._positions, position)])
         except SSTableError as error:
             self._problem = f"; what follows is lost, too, since {error}"
             return None
@@ -138,19 +153,42 @@ class _IndexAfterLoss:
         return tuple(replace(loss, reason=loss.reason + self._problem) for loss in losses)
 
 
-def _inside(part: Part, tokens: Integers, positions: Integers, data: DataFile) -> Mask | None:
-    """Find the rows of a part among those that were read; None: all of them are.
+class _Chosen:
+    """Chooses the rows of a part among those that were read, and checks that the index has told its ends right."""
 
-    :raises SSTableError: the part is exact, and a row does not belong to it
-    """
-    inside = (tokens > part.tokens.start) & (tokens <= part.tokens.end)
-    if inside.all():
-        return None
-    if part.is_exact:
-        row = int(np.argmin(inside))
-        problem = f"at {positions[row]:,} is the token {tokens[row]}, but by the index the range {part.tokens} is here"
-        raise SSTableError(data.file, None, problem, DAMAGED)
-    return np.asarray(inside)
+    def __init__(self, part: Part, data: DataFile) -> None:
+        self._part, self._data = part, data
+        self._is_sure = part.first == 0
+        ranges = part.only or (part.tokens,)
+        self._starts, self._ends = (np.array([getattr(one, end) for one in ranges]) for end in ("start", "end"))
+
+    def among(self, tokens: Integers, losses: Sequence[Loss]) -> Mask | None:
+        """Find the rows of the part; None: all of them are.
+
+        :param losses: what could not be read before them
+        :raises SSTableError: partitions of the range may lie before the part
+        """
+        if not self._is_sure and not losses and len(tokens) and tokens[0] > self._part.tokens.start:
+            self._fail(self._part.first, int(tokens[0]))
+        self._is_sure |= bool(losses) or len(tokens) > 0
+        number = np.searchsorted(self._starts, tokens) - 1
+        inside = (number >= 0) & (tokens <= self._ends[number])
+        return None if inside.all() else np.asarray(inside)
+
+    def check_end(self) -> None:
+        """Check what lies behind the part; what cannot be read belongs to another part.
+
+        :raises SSTableError: partitions of the range lie there
+        """
+        end = self._part.end
+        token = token_at(self._data, end) if end < self._data.length else None
+        if token is not None and token <= self._part.tokens.end:
+            self._fail(end, token)
+
+    def _fail(self, position: int, token: int) -> None:
+        problem = f"at {position:,} is the token {token}, but by the index the range {self._part.tokens} "
+        problem += "begins there or before" if position == self._part.first else "ends before"
+        raise SSTableError(self._data.file, None, problem, DAMAGED)
 
 
 def open_sstable(source: Source, table: TableSchema, shown: TableSchema | None = None) -> SSTable:

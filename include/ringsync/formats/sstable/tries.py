@@ -7,7 +7,10 @@ io/sstable/format/bti/PartitionIndex and TrieIndexEntry.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
+import numpy.typing as npt
 from numba import njit
 
 from ringsync.compiled.arrow import Integers
@@ -36,7 +39,18 @@ _DEEPEST = 2 * 0xFFFF + 64
 _LEVEL_WORDS, _PARTITION_WORDS = 3, 3
 _FIRST_DENSE = 10
 """Nodes of type 0 have no children, of 1 to 4 one, of 5 to 9 some, and later ones one for each byte in a range."""
-_DONE, _OUTSIDE, _TOO_MANY, _TOO_DEEP, _NO_TOKEN = range(5)
+_DONE, _OUTSIDE, _TOO_MANY, _TOO_DEEP, _NO_TOKEN, _ABSENT, _FULL = range(7)
+_WRITTEN, _TOTAL, _VISITED, _STATUS, _PAGE = range(8, 48, 8)
+_STATE_WORDS = 6
+BATCH = 2**16
+"""Partitions that are found at once."""
+_PAGE_BITS = 18
+PAGE_BYTES = 1 << _PAGE_BITS
+_PAGES_KEPT = 64
+_LARGEST_NODE = 4096
+"""Bytes of a node with its payload, at most: Cassandra puts it into one of its pages."""
+_ROWS_BYTES, _ROWS_AT_ONCE = 2**18, 2**12
+"""Bytes of Rows.db, more than an entry has, and entries that are read at once."""
 _PROBLEMS = {
     _OUTSIDE: "a node lies outside of the file",
     _TOO_MANY: "the trie has more nodes or partitions than the file can hold",
@@ -45,49 +59,81 @@ _PROBLEMS = {
 }
 
 
-def read_trie(source: Source, most: int) -> tuple[Integers, Integers, Integers, int]:
-    """Read a Partitions.db, and the keys of the partitions in Rows.db.
+def read_trie(source: Source) -> Iterator[tuple[Integers, Integers, Integers]]:
+    """Read a Partitions.db, and the keys of the partitions in Rows.db, some pages at a time.
 
-    :param most: number of partitions to return at most, about
-    :returns: int64[n]: lowest and highest token that each partition may have; positions in Data.db;
-        step: one of so many partitions is returned
-    :raises SSTableError: a file is missing or damaged
+    :returns: of some partitions, int64[n]: lowest and highest token that each may have; positions in Data.db
+    :raises SSTableError: a file is missing or damaged; that may show only at the end
     """
-    file, content = source.descriptor.path(PARTITIONS), source.read(PARTITIONS)
-    if content is None:
+    file, size = source.descriptor.path(PARTITIONS), source.size(PARTITIONS)
+    if size is None:
         raise SSTableError(file, None, "there is no such file", "copy all files of the SSTable")
-    footer = Cursor(content, file, max(len(content) - FOOTER_BYTES, 0))
+    tail = max(size - FOOTER_BYTES, 0)
+    footer = Cursor(source.read_range(PARTITIONS, tail, FOOTER_BYTES), file)
     first_and_last, count, root = footer.i64(), footer.i64(), footer.i64()
-    nodes = min(first_and_last, len(content))
+    nodes = min(first_and_last, size)
     if not 0 <= root < nodes or not 0 < count <= nodes // _SMALLEST_LEAF:
         problem = f"{count:,} partitions below a root at byte {root:,} are not possible"
-        raise SSTableError(file, len(content) - FOOTER_BYTES, problem, DAMAGED)
-    buffer = padded(content)
-    step = -(-count // most)
-    partitions = np.empty((-(-count // step), _PARTITION_WORDS), np.int64)
+        raise SSTableError(file, tail, problem, DAMAGED)
+    pages = _Pages(source, file, nodes)
     levels = np.empty((min(_DEEPEST, nodes) + 2, _LEVEL_WORDS), np.int64)
-    found = np.zeros(2, np.int64)
-    _walk(
-        address(buffer),
-        nodes,
-        root,
-        count,
-        step,
-        address(levels),
-        len(levels),
-        address(partitions),
-        address(found),
-    )
-    number, status = found.tolist()
-    if status != _DONE:
-        raise SSTableError(file, None, _PROBLEMS[status], DAMAGED)
-    if number != count:
+    levels[0] = root, -1, 0
+    state = np.zeros(_STATE_WORDS, np.int64)
+    status = _FULL
+    while status in (_FULL, _ABSENT):
+        partitions = np.empty((min(count, BATCH), _PARTITION_WORDS), np.int64)
+        _walk(
+            address(pages.frames),
+            nodes,
+            count,
+            address(levels),
+            len(levels),
+            address(partitions),
+            len(partitions),
+            address(state),
+        )
+        _, written, _, _, status, absent = state.tolist()
+        if status in _PROBLEMS:
+            raise SSTableError(file, None, _PROBLEMS[status], DAMAGED)
+        if written:
+            bits, known, values = partitions[:written].T
+            free = (1 << np.minimum(64 - known, 63)) - 1
+            lowest = bits ^ np.int64(-(2**63))
+            highest = np.where(known == 0, np.int64(2**63 - 1), lowest | free)
+            yield _with_rows(source, lowest, highest, values)
+        if status == _ABSENT:
+            pages.load(absent)
+    if (number := int(state[_TOTAL // 8])) != count:
         raise SSTableError(file, None, f"the trie has {number:,} partitions instead of {count:,}", DAMAGED)
-    bits, known, values = partitions.T
-    free = (1 << np.minimum(64 - known, 63)) - 1
-    lowest = bits ^ np.int64(-(2**63))
-    highest = np.where(known == 0, np.int64(2**63 - 1), lowest | free)
-    return *_with_rows(source, lowest, highest, values), step
+
+
+class _Pages:
+    """The part of a Partitions.db that is in memory: each node lies in one page, with all that follows it.
+
+    :ivar frames: int64[pages]: address of each page; 0: it is not in memory
+    """
+
+    def __init__(self, source: Source, file: str, size: int) -> None:
+        self.frames = np.zeros((size >> _PAGE_BITS) + 1, np.int64)
+        self._source, self._file, self._size = source, file, size
+        self._kept: dict[int, npt.NDArray[np.uint8]] = {}
+
+    def load(self, page: int) -> None:
+        """Read a page; the one that was read first of those in memory may have to go.
+
+        :raises SSTableError: the file ends before
+        """
+        start = page << _PAGE_BITS
+        expected = min(PAGE_BYTES + _LARGEST_NODE, self._size - start)
+        content = self._source.read_range(PARTITIONS, start, expected)
+        if len(content) < expected:
+            raise SSTableError(self._file, start, "the file ends here", DAMAGED)
+        if len(self._kept) == _PAGES_KEPT:
+            oldest = next(iter(self._kept))
+            self.frames[oldest] = 0
+            del self._kept[oldest]
+        self._kept[page] = padded(content)
+        self.frames[page] = address(self._kept[page])
 
 
 def _with_rows(
@@ -98,17 +144,21 @@ def _with_rows(
     large = np.flatnonzero(values >= 0)
     if len(large) == 0:
         return lowest, highest, positions
-    file, content = source.descriptor.path(ROWS), source.read(ROWS)
-    if content is None:
+    file, size = source.descriptor.path(ROWS), source.size(ROWS)
+    if size is None:
         raise SSTableError(file, None, "there is no such file", "copy all files of the SSTable")
-    buffer = padded(content)
-    found = np.empty((2, len(large)), np.int64)
-    places = values[large]
-    read = _read_rows(address(buffer), len(content), address(places), len(large), address(found[0]), address(found[1]))
-    if read != len(large):
-        raise SSTableError(
-            file, int(places[read]), "there is no whole entry of a partition here, where Partitions.db has one", DAMAGED
-        )
+    found, places, read = np.empty((2, len(large)), np.int64), values[large], 0
+    while read < len(large):
+        start = int(places[read])
+        content = source.read_range(ROWS, start, _ROWS_BYTES) if start < size else b""
+        buffer, inside = padded(content), places[read : read + _ROWS_AT_ONCE] - start
+        tokens, at = found[:, read:]
+        count = _read_rows(address(buffer), len(content), address(inside), len(inside), address(tokens), address(at))
+        if not count:
+            raise SSTableError(
+                file, start, "there is no whole entry of a partition here, where Partitions.db has one", DAMAGED
+            )
+        read += count
     own = found[0]
     outside = (own < lowest[large]) | (own > highest[large])
     if outside.any():
@@ -125,7 +175,7 @@ def _read_rows(start: int, size: int, places: int, number: int, tokens: int, pos
     stop = start + size
     for i in range(number):
         place = load64_native(places + 8 * i)
-        if place > size - 3:
+        if place < 0 or place > size - 3:
             return i
         p = start + place
         length = load16(p)
@@ -241,43 +291,48 @@ def _problem(place: int, distance: int, transition: int, depth: int, depth_room:
 
 @njit(**KERNEL)  # type: ignore[untyped-decorator]
 def _walk(
-    start: int, size: int, root: int, room: int, step: int, levels: int, depth_room: int, partitions: int, found: int
+    frames: int, size: int, count: int, levels: int, depth_room: int, partitions: int, room: int, state: int
 ) -> None:
-    """Walk through a trie in the order of its keys.
+    """Walk through a trie in the order of its keys, up to a page that is not in memory, or until a batch is full.
 
-    :param start: address of the trie; ``size``: its bytes; ``root``: place of its root
-    :param room: number of partitions; one of ``step`` is written
+    :param frames: address of the pages' addresses; ``size``: bytes of the trie; ``count``: number of partitions
     :param levels: address of int64[depth_room, 3]: place of a node, its next child, bits of the token so far
     :param partitions: address of int64[room, 3]: first bits of the token, the others are 0; number of these bits;
         payload
-    :param found: address of int64[2]: number of partitions that were found, and how it ended
+    :param state: address of the state: depth, partitions of this batch, all of them, nodes, status, the page
     """
-    depth, count, visited, status = 0, 0, 0, _DONE
-    store64(levels, root)
-    store64(levels + 8, -1)
-    store64(levels + 16, 0)
+    depth, total, visited = load64_native(state), load64_native(state + _TOTAL), load64_native(state + _VISITED)
+    written, status = 0, _DONE
     while depth >= 0 and status == _DONE:
         level = levels + 8 * _LEVEL_WORDS * depth
         place, index, token = load64_native(level), load64_native(level + 8), load64_native(level + 16)
-        p, left = start + place, size - place
+        frame = load64_native(frames + 8 * (place >> _PAGE_BITS))
+        if frame == 0:
+            store64(state + _PAGE, place >> _PAGE_BITS)
+            status = _ABSENT
+            continue
+        p, left = frame + (place & (PAGE_BYTES - 1)), size - place
         children, node_bytes = _shape(p, left)
         if index < 0:
             payload = _payload_bytes(p)
+            if payload > 0 and written == room and total < count:
+                status = _FULL
+                continue
             visited += 1
             if node_bytes > left - payload:
                 status = _OUTSIDE
                 continue
-            if visited > size or (payload > 0 and count == room):
+            if visited > size or (payload > 0 and total == count):
                 status = _TOO_MANY
                 continue
             if payload > 0:
-                if count % step == 0:
-                    has_hash = (load8(p) >> 3) & 1
-                    partition = partitions + 8 * _PARTITION_WORDS * (count // step)
-                    store64(partition, token)
-                    store64(partition + 8, 8 * min(max(depth - 1, 0), 8))
-                    store64(partition + 16, _payload(p + node_bytes + has_hash, payload - has_hash))
-                count += 1
+                has_hash = (load8(p) >> 3) & 1
+                partition = partitions + 8 * _PARTITION_WORDS * written
+                store64(partition, token)
+                store64(partition + 8, 8 * min(max(depth - 1, 0), 8))
+                store64(partition + 16, _payload(p + node_bytes + has_hash, payload - has_hash))
+                written += 1
+                total += 1
             index = 0
         store64(level + 8, index + 1)
         if index >= children:
@@ -295,5 +350,8 @@ def _walk(
             store64(level, place - distance)
             store64(level + 8, -1)
             store64(level + 16, token)
-    store64(found, count)
-    store64(found + 8, status)
+    store64(state, depth)
+    store64(state + _WRITTEN, written)
+    store64(state + _TOTAL, total)
+    store64(state + _VISITED, visited)
+    store64(state + _STATUS, status)

@@ -11,18 +11,23 @@ import json
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ringsync.cluster.cluster import read_settings
 from ringsync.config import Config
+from ringsync.formats.sstable.compression import read_chunks
 from ringsync.formats.sstable.errors import SSTableError
-from ringsync.formats.sstable.names import DATA, Descriptor, find_sstables
+from ringsync.formats.sstable.names import DATA, ROWS_NEED, Descriptor, find_sstables
+from ringsync.formats.sstable.partitions import Partitions, read_partitions
+from ringsync.formats.sstable.source import LocalSource
 from ringsync.ledger.snapshots import StoredSSTable
 from ringsync.ring.ring import Host
+from ringsync.ring.tokens import TokenSet
 from ringsync.schema.table import TableSchema
+from ringsync.sources.sstable_files import Opener
 from ringsync.steps.application import StepError
 
 _TAG = re.compile(r"ringsync_(\d{8}T\d{6}Z-[0-9a-f]{8})")
@@ -32,6 +37,10 @@ _MANIFEST, _SCHEMA = "manifest.json", "schema.cql"
 
 class NodeSnapshotError(StepError):
     """A node has no snapshot, or cannot be reached; the message names it."""
+
+
+class DamagedSSTableError(NodeSnapshotError):
+    """A file of a snapshot is damaged; the message says which."""
 
 
 class IncompleteSnapshotError(NodeSnapshotError):
@@ -129,18 +138,23 @@ def node_of(config: Config, session: Any, host: Host) -> Node:
     return Node(host, settings.nodetool_of(host.address, host.id), settings.nodetool_timeout_s, tuple(directories))
 
 
-def take_snapshot(node: Node, table: TableSchema, bootstrap: str, free_space_factor: float) -> list[StoredSSTable]:
+def take_snapshot(
+    node: Node, table: TableSchema, bootstrap: str, free_space_factor: float, *, anew: bool = False
+) -> list[StoredSSTable]:
     """Take a node's snapshot of a table, unless there is one that is complete, and find its files.
 
     :param free_space_factor: a snapshot is taken only if this multiple of the table's size is free
-    :returns: its SSTables, complete; local files
+    :param anew: whether one that is there is cleared first: it may be damaged
+    :returns: its SSTables, complete, with those files that reading rows needs; local files
     :raises NodeSnapshotError: it cannot be taken, or there is too little space
     :raises IncompleteSnapshotError: the one that was just taken lacks files, or has some that cannot be read
     """
     tag = tag_of(bootstrap)
     if _folders(node, table, tag):
         try:
-            return _sstables(node, table, tag)
+            if not anew:
+                return _sstables(node, table, tag)
+            clear_snapshot(node, table.keyspace, tag)
         except IncompleteSnapshotError as error:  # its nodetool, or the node, was cut off; or somebody removed files
             print(f"ringsync: warning: {error}. It is taken again", flush=True)
             clear_snapshot(node, table.keyspace, tag)
@@ -176,6 +190,48 @@ def snapshots_on_disk(node: Node) -> Iterator[SnapshotOnDisk]:
                 key = (folder.parts[-4], of_table[1], of_table[2], tag[1])
                 found[key] = max(folder.stat().st_mtime, found.get(key, 0.0))
     yield from (SnapshotOnDisk(*key, taken_s) for key, taken_s in sorted(found.items()))
+
+
+def read_outlines(
+    node: Node,
+    table: TableSchema,
+    sstables: Sequence[StoredSSTable],
+    held: TokenSet,
+    pace: Callable[[int], None],
+) -> list[Partitions]:
+    """Read the indexes of a snapshot's SSTables, and check that each is one of the table: nobody else reads them.
+
+    :param held: tokens that the node holds
+    :param pace: is told how many bytes were read, and waits if they were many; it may raise
+    :returns: where some partitions of each are
+    :raises DamagedSSTableError: an SSTable is damaged, or not of this table
+    """
+    opener = Opener(table)
+
+    def outline(sstable: StoredSSTable) -> Partitions:
+        source = _Paced(sstable.descriptor, pace)
+        try:
+            opener.open(source)
+            return read_partitions(source, read_chunks(source).length, held)
+        except SSTableError as error:
+            raise DamagedSSTableError(
+                f"node {node.host.endpoint}: {error}. Run nodetool scrub {table.keyspace} {table.name} there, then run "
+                "the bootstrap again: it takes this node's snapshot again"
+            ) from error
+
+    return [outline(sstable) for sstable in sstables]
+
+
+@dataclass(frozen=True)
+class _Paced(LocalSource):
+    """The files of an SSTable, which are read no faster than allowed."""
+
+    pace: Callable[[int], None]
+
+    def read_range(self, component: str, start: int, length: int) -> bytes:
+        content = super().read_range(component, start, length)
+        self.pace(len(content))
+        return content
 
 
 def _table_folders(node: Node, table: TableSchema) -> list[Path]:
@@ -239,7 +295,8 @@ def _sstables(node: Node, table: TableSchema, tag: str) -> list[StoredSSTable]:
             reasons = "; ".join(f"{one.path} {one.reason}" for one in inside.left_out[:3])
             raise IncompleteSnapshotError(f"{where} is not complete: {reasons}")
         for descriptor, components in inside.sstables.items():
-            found[descriptor] = {name: Path(descriptor.path(name)).stat().st_size for name in sorted(components)}
+            needed = [name for name in ROWS_NEED if name in components]
+            found[descriptor] = {name: Path(descriptor.path(name)).stat().st_size for name in needed}
         listed |= _listed(folder / _MANIFEST, where)
     names = {f"{descriptor.name}-{DATA}" for descriptor in found}
     if names != listed:

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from ringsync.cluster.cluster import read_hosts
 from ringsync.cluster.session import connect
 from ringsync.config import Config
+from ringsync.config.sync import DEFAULT_QUEUE
 from ringsync.ledger.snapshots import (
     bootstraps_with_snapshots,
     get_manifest,
@@ -40,19 +41,22 @@ CLEAR_EVERY_S = 300.0
 """Longest time between two looks for old snapshots."""
 
 
-def clear_old(config: Config, store: ObjectStore, state: BootstrapState, *, queue: str | None = None) -> int:
+def clear_old(
+    config: Config, store: ObjectStore, state: BootstrapState, *, queue: str | None = None, copies: bool = True
+) -> int:
     """Remove what no bootstrap needs any more: copies, and the snapshots of nodes that this process reaches.
 
     A bootstrap of which something cannot be read, and a node that cannot be reached, are looked at the next time; that
     is only printed.
 
     :param queue: whose nodes are looked at; None: none
+    :param copies: whether copies are removed
     :returns: snapshots of nodes that were cleared
     :raises StorageError: the store cannot be listed
     :raises StateError: the state of bootstraps cannot be read
     """
     now_s = time.time()
-    for bootstrap in bootstraps_with_snapshots(store):
+    for bootstrap in bootstraps_with_snapshots(store) if copies else ():
         try:
             _clear_copies(config, store, state, bootstrap, now_s)
         except StorageError as error:
@@ -114,7 +118,9 @@ class ClearsAside:
         try:
             session = connect(cluster_settings(self._config))
             state = BootstrapState(session, self._config.state.keyspace)
-            clear_old(self._config, self._store, state, queue=self._queue)
+            # One queue removes the copies for all.
+            copies = self._queue == DEFAULT_QUEUE
+            clear_old(self._config, self._store, state, queue=self._queue, copies=copies)
         except Exception as error:  # any: the loop that this is aside of must go on
             print(f"ringsync: warning: old snapshots stay for now: {error}", flush=True)
 

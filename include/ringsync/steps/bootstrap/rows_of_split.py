@@ -20,7 +20,7 @@ from ringsync.formats.sstable.names import DATA, Descriptor
 from ringsync.formats.sstable.sstables import SSTable
 from ringsync.images.from_streams import images_of_part
 from ringsync.images.times import UnrepresentableValueError
-from ringsync.ledger.snapshots import StoredSSTable
+from ringsync.ledger.snapshots import StoredSSTable, void_snapshot
 from ringsync.ring.tokens import TokenRange
 from ringsync.schema.table import TableSchema
 from ringsync.sources.scan.images import ImagePages, read_images
@@ -29,7 +29,7 @@ from ringsync.sources.scan.scan import Unread
 from ringsync.sources.scan.shown import Shown
 from ringsync.sources.sstable_files import Opener, SSTableSplit, merged_split
 from ringsync.steps.bootstrap.snapshot_files import source_of
-from ringsync.storage.port import NotFoundError, ObjectStore
+from ringsync.storage.port import ObjectStore
 
 SPLITS_IN_ONE = 4
 """A task gives the rest of its split back once it has read this multiple of a split's wanted size."""
@@ -83,17 +83,20 @@ class SelectedRows:
 class SnapshotRows:
     """The rows of SSTables of snapshots, merged. Each SSTable is opened once.
 
+    :ivar bootstrap: id of the bootstrap
     :ivar splits: parts of SSTables by token ranges, in token order; without parts: the SSTables have nothing there
-    :ivar sstables: the SSTables
+    :ivar sstables: the SSTables, each with the id of its host
     :ivar table: the whole table
     """
 
+    bootstrap: str
     splits: tuple[SSTableSplit, ...]
-    sstables: tuple[StoredSSTable, ...]
+    sstables: tuple[tuple[str, StoredSSTable], ...]
     table: TableSchema
 
     def read(self, config: Config, plan: ScanPlan, store: ObjectStore, permits: Permits) -> Iterator[RowsOfRange]:
-        """Read the rows. Where any SSTable cannot be read, or merged with others, the rest of the range is unread.
+        """Read the rows. Where any SSTable cannot be read, or merged with others, the rest of the range is unread; if
+        it is damaged, its node has no snapshot from now on.
 
         Files that are read in place are the nodes': the limits of reading from the cluster hold for them, too.
 
@@ -101,14 +104,14 @@ class SnapshotRows:
         :raises StorageError: the object store cannot be used
         """
         opener = Opener(self.table)
-        known = {sstable.descriptor: sstable for sstable in self.sstables}
+        known = {sstable.descriptor: sstable for _, sstable in self.sstables}
 
         @cache
         def opened(_: str, descriptor: Descriptor) -> SSTable:
             return opener.open(source_of(store, known[descriptor]))
 
         for split in self.splits:
-            yield split.tokens, self._rows(config, plan, split, opened, permits)
+            yield split.tokens, self._rows(config, plan, store, split, opened, permits)
 
     def most_bytes(self, config: Config) -> float:
         """Return infinity: the indexes have told the sizes."""
@@ -116,13 +119,14 @@ class SnapshotRows:
 
     @property
     def count(self) -> int:
-        """Number of parts of SSTables."""
-        return sum(len(split.parts) for split in self.splits)
+        """Number of parts of SSTables, and of their ranges."""
+        return sum(1 + len(part.only) for split in self.splits for _, _, part in split.parts)
 
     def _rows(
         self,
         config: Config,
         plan: ScanPlan,
+        store: ObjectStore,
         split: SSTableSplit,
         opened: Callable[[str, Descriptor], SSTable],
         permits: Permits,
@@ -143,7 +147,9 @@ class SnapshotRows:
                 yield ImagePages(images, 1, images.nbytes, shown.of(images))
         except UnrepresentableValueError:
             raise
-        except (LostRowsError, SSTableError, NotFoundError, OSError) as error:
+        except (LostRowsError, SSTableError, OSError) as error:
+            if not isinstance(error, OSError):
+                self._void(store, error.file, str(error))
             yield Unread(split.tokens, f"{plan.table.full_name}, {split.tokens}: {error}")
             return
         except (ValueError, LookupError) as error:  # a damage that no check of the files has found
@@ -152,6 +158,16 @@ class SnapshotRows:
         rest = shown.end()
         if rest.num_rows:
             yield ImagePages(rest.slice(0, 0), 0, 0, rest)
+
+    def _void(self, store: ObjectStore, file: str, reason: str) -> None:
+        """Note that the snapshot to which a file belongs is damaged. The others are read without it, if they suffice.
+
+        :raises StorageError: the object store cannot be used
+        """
+        for host, sstable in self.sstables:
+            if file.startswith(sstable.descriptor.path("")):
+                reason = f"the snapshot of node {host} is damaged: {reason}"
+                void_snapshot(store, self.bootstrap, host, sstable, reason)
 
 
 def _permitted(parts: Iterator[MergedPart], permits: Permits) -> Iterator[MergedPart]:
@@ -180,11 +196,19 @@ def _cannot_be_merged(split: SSTableSplit, error: Exception) -> str:
 
 
 class LostRowsError(Exception):
-    """A part of an SSTable cannot be read; the message says where and why."""
+    """A part of an SSTable cannot be read; the message says where and why.
+
+    :ivar file: path of its Data.db
+    """
+
+    def __init__(self, loss: Loss) -> None:
+        super().__init__(
+            f"{loss.file}, {loss.length:,} bytes at {loss.position:,} (uncompressed) cannot be read: {loss.reason}. "
+            "Nothing is left out: other replicas are read instead, if there are enough. Else scrub the SSTable on its "
+            "node, and run the bootstrap again: it takes this node's snapshot again"
+        )
+        self.file = loss.file
 
 
 def _refuse(loss: Loss) -> None:
-    raise LostRowsError(
-        f"{loss.file}, {loss.length:,} bytes at {loss.position:,} (uncompressed) cannot be read: {loss.reason}. "
-        "Nothing is left out: scrub the SSTable on its node, and begin again with restart"
-    )
+    raise LostRowsError(loss)

@@ -389,8 +389,7 @@ def plan_pieces(
     rows: Sequence[RowsOfSplit]
     if scan.in_snapshots is not None:
         store, most = this.application.store, scan.plan.splits or this.application.config.scan.max_splits
-        failed = list(scan.collector.failed)
-        rows, size = cut_snapshots(store, scan.plan, scan.in_snapshots, left, failed, scan.plan.splits or least, most)
+        rows, size = cut_snapshots(store, scan.plan, scan.in_snapshots, left, scan.plan.splits or least, most)
     else:
         splits, digest, size = plan_wave(this, scan.plan, scan.collector, left, least, moment_s)
         if digest != scan.ring_digest:

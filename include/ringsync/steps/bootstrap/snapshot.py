@@ -4,9 +4,11 @@ Run after ``bootstrap_prepare``, once per queue of workers, as a plain process. 
 are in logs, so it does not matter at which moment after that a node's snapshot is taken: what both have is the same
 twice. A node that fails is noted, with its reason; the scan goes on without it if the consistency level allows that.
 
-With ``sstable.read: upload`` the files are copied, and the snapshot is cleared at once. A copy that was cut off goes on
-where it stopped. Last comes the node's manifest: who finds it finds all files. If some have gone since, or a snapshot
-on a node is not complete, the next run of the queue takes it again.
+The worker reads the SSTables' indexes, and remembers a little of each: the driver and the tasks read none. With
+``sstable.read: upload`` the files are copied, and the snapshot is cleared at once. A copy that was cut off goes on
+where it stopped. Last comes the node's manifest: who finds it finds all files. If some have gone since, or are
+damaged, or a snapshot on a node is not complete, the next run of the queue takes it again. Until then others are
+read, if they are enough.
 
 A bootstrap that is cancelled meanwhile, or replaced by another, stops within some seconds. Its snapshots and copies are
 removed: by this process or by the one that cancels, whichever is later.
@@ -17,24 +19,21 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import google_crc32c
-
 from ringsync.cluster.session import connect
 from ringsync.cluster.shared import Shared, read_known_tables
 from ringsync.config import Config
-from ringsync.ledger.archive import put_same
 from ringsync.ledger.snapshots import (
-    FOLDER,
     PIECE_BYTES,
     NodeSnapshot,
     SnapshotsOf,
     StoredSSTable,
     copied,
+    copies_of,
     get_failure,
     get_manifest,
     get_snapshots_of,
@@ -44,11 +43,14 @@ from ringsync.ledger.snapshots import (
     pieces,
     put_failure,
     put_manifest,
+    put_partitions,
+    put_piece,
     remove_manifest,
     say_begun,
 )
-from ringsync.ring.consistency import asked_hosts, lacking_hosts
-from ringsync.ring.ring import Host
+from ringsync.ring.consistency import asked_hosts, held_by, lacking_hosts
+from ringsync.ring.ring import Host, RingSnapshot
+from ringsync.ring.tokens import WHOLE_RING
 from ringsync.state.bootstrap import SCANNING, BootstrapState
 from ringsync.state.session import StateError
 from ringsync.steps.application import Application, ExitCode, Report, StepError, plain
@@ -57,8 +59,10 @@ from ringsync.steps.bootstrap.collect import BEAT_INTERVAL_S
 from ringsync.steps.bootstrap.node_snapshot import (
     IncompleteSnapshotError,
     Node,
+    NodeSnapshotError,
     clear_snapshot,
     node_of,
+    read_outlines,
     tag_of,
     take_snapshot,
 )
@@ -76,7 +80,8 @@ class Run:
     """What the tables of a run share.
 
     :ivar run: id of the bootstrap's run
-    :ivar pace: speed limit of all uploads
+    :ivar pace: speed limit of all that is read, and uploaded
+    :ivar uploads: threads of all uploads: each has a piece in memory
     :ivar one_node: is held while nodetool runs: nodes are not asked for several things at once
     :ivar space: what copies that are not there yet, and the scan of these tables, need in the store
     """
@@ -88,6 +93,7 @@ class Run:
     shared: Shared
     state: BootstrapState
     pace: UploadPace
+    uploads: ThreadPoolExecutor
     one_node: threading.Lock
     space: Space
 
@@ -104,13 +110,14 @@ def run(application: Application) -> tuple[Report, ExitCode]:
     plans = plans_to_follow(replace(application, run=options.bootstrap_run), outcome)
     known = None if outcome.alone else read_known_tables(session, [config.state.keyspace])
     rate = config.sstable.megabytes_per_s
-    this = Run(
-        *(config, store, options.bootstrap_run, options.queue, Shared(session, known)),
-        BootstrapState(session, config.state.keyspace),
-        *(UploadPace(rate * 2**20 if rate else None), threading.Lock(), Space()),
-    )
-    clear_old(config, store, this.state, queue=options.queue)
-    each(options.bootstrap_run, plans, lambda name: snapshot_table(this, plans[name]), outcome)
+    with ThreadPoolExecutor(config.sstable.uploads, thread_name_prefix="upload") as uploads:
+        this = Run(
+            *(config, store, options.bootstrap_run, options.queue, Shared(session, known)),
+            BootstrapState(session, config.state.keyspace),
+            *(UploadPace(rate * 2**20 if rate else None), uploads, threading.Lock(), Space()),
+        )
+        clear_old(config, store, this.state, queue=options.queue)
+        each(options.bootstrap_run, plans, lambda name: snapshot_table(this, plans[name]), outcome)
     report, code = in_all(outcome, last=False)
     return {"queue": options.queue, **report}, code
 
@@ -179,11 +186,14 @@ def take_and_copy(this: Run, plan: BootstrapPlan, report: Report, wanted: Wanted
     about = ring_of(this, plan)
     level, ranges = plan.scan.consistency_level, plan.scan.selection.ranges
     hosts = asked_hosts(about.ring, level, ranges)
-    ours = [host for host in hosts if this.config.sync.queue_of(host.address, host.id) == this.queue]
+    # A node may have got another address since; its id stays.
+    present = {host.id: host for host in this.shared.ring(plan.bootstrap.keyspace, time.monotonic()).hosts}
+    ours = [present.get(host.id, host) for host in hosts]
+    ours = [host for host in ours if this.config.sync.queue_of(host.address, host.id) == this.queue]
     failed: dict[str, Exception] = {}
     for host in ours:
         try:
-            snapshot = snapshot_node(this, plan, host, wanted)
+            snapshot = snapshot_node(this, plan, about.ring, host, wanted)
             report["nodes"][host.endpoint] = {"sstables": len(snapshot.sstables), "bytes": snapshot.bytes}
         except NotWantedError:
             raise
@@ -237,11 +247,12 @@ def ring_of(this: Run, plan: BootstrapPlan) -> SnapshotsOf:
     return keep_snapshots_of(this.store, SnapshotsOf(plan.bootstrap.id, table.keyspace, table.name, ring, queues))
 
 
-def snapshot_node(this: Run, plan: BootstrapPlan, host: Host, wanted: Wanted) -> NodeSnapshot:
+def snapshot_node(this: Run, plan: BootstrapPlan, ring: RingSnapshot, host: Host, wanted: Wanted) -> NodeSnapshot:
     """Take a node's snapshot, copy it if it is to be copied, and put its manifest. Doing it again is safe.
 
+    :param ring: ring of which the snapshots are
     :raises NotWantedError: the bootstrap was cancelled meanwhile
-    :raises NodeSnapshotError: it cannot be taken, or is not complete
+    :raises NodeSnapshotError: it cannot be taken, is not complete, or an SSTable is damaged
     :raises StepError: the store has too little space for the copy
     :raises StorageError: it cannot be copied
     """
@@ -254,15 +265,29 @@ def snapshot_node(this: Run, plan: BootstrapPlan, host: Host, wanted: Wanted) ->
     with this.one_node:
         wanted.check()
         node = node_of(this.config, this.shared.session, host)
-        sstables = take_snapshot(node, table, bootstrap, settings.free_space_factor)
-    if copies:
-        try:
+        # Without a manifest there is nothing to go on with, if nothing is copied; and a scan may have found it damaged.
+        sstables = take_snapshot(node, table, bootstrap, settings.free_space_factor, anew=not copies)
+
+    def pace(size: int) -> None:
+        wanted.check()
+        this.pace.wait(size, wanted.sleep)
+
+    try:
+        held = held_by(ring, WHOLE_RING.unwrap(), {host.id}).get(host.id, ())
+        outlines = read_outlines(node, table, sstables, held, pace)
+        if copies:
             _copy(this, bootstrap, host, sstables, wanted)
-        except StepError:  # no room, or not wanted: a snapshot that is not copied would only fill the node
-            _clear(this, node, table.keyspace, bootstrap)
-            raise
+    except StepError:  # damaged, no room, or not wanted: it would only fill the node
+        _clear(this, node, table.keyspace, bootstrap)
+        raise
+    if copies:
         sstables = [copied(bootstrap, host.id, sstable, PIECE_BYTES) for sstable in sstables]
     snapshot = NodeSnapshot(host.id, store.url if copies else "", taken_ms, tuple(sstables))
+    if (missing := missing_file(store, bootstrap, snapshot)) is not None:
+        raise NodeSnapshotError(
+            f"node {host.endpoint}: {missing} was removed again by a process that took it for an old one: run again"
+        )
+    put_partitions(store, bootstrap, snapshot, outlines)
     put_manifest(store, bootstrap, snapshot)
     if copies:
         _clear(this, node, table.keyspace, bootstrap)
@@ -290,40 +315,46 @@ def _clear(this: Run, node: Node, keyspace: str, bootstrap: str) -> None:
 def _copy(this: Run, bootstrap: str, host: Host, sstables: Sequence[StoredSSTable], wanted: Wanted) -> None:
     """Copy the files of a snapshot to the object store, several pieces at once. What is there is not copied again.
 
+    Pieces of large files are not even read for that. A snapshot that is taken again may have another Statistics.db, or,
+    if Cassandra has used a number twice, another SSTable of the same name: the small files tell, and then the checksums
+    in them do not fit to what is there of the large ones.
+
     :raises StepError: a local store has too little space
     :raises NotWantedError: the bootstrap was cancelled meanwhile
     """
+    there = {stat.key: stat.size for stat in copies_of(this.store, bootstrap, host.id)}
     parts = [
-        (Path(sstable.descriptor.path(name)), piece_key(target.descriptor.path(name), position), position, part)
+        (Path(sstable.descriptor.path(name)), key, position, part)
         for sstable in sstables
         for target in [copied(bootstrap, host.id, sstable, PIECE_BYTES)]
         for name, size in sstable.files.items()
         for position, part in pieces(size, PIECE_BYTES)
+        for key in [piece_key(target.descriptor.path(name), position)]
+        if size <= PIECE_BYTES or there.get(key) != part
     ]
-    there = {stat.key for stat in this.store.list(f"{FOLDER}{bootstrap}/{host.id}/")}
     missing = sum(part for _, key, _, part in parts if key not in there)
 
     def copy(path: Path, key: str, position: int, size: int) -> None:
         wanted.check()
+        this.pace.wait(size, wanted.sleep)  # before it is read: who waits holds no piece in memory
+        wanted.check()
         with path.open("rb") as file:
             file.seek(position)
             data = file.read(size)
-        crc32c, stat = google_crc32c.value(data), this.store.stat(key)
-        if stat is None or (stat.size, stat.crc32c) != (len(data), crc32c):
-            this.pace.wait(len(data), wanted.sleep)
-            wanted.check()
-            put_same(this.store, key, data, crc32c)
+        put_piece(this.store, key, data)
 
-    needed = this.space.take(missing)
-    pool = ThreadPoolExecutor(this.config.sstable.uploads, thread_name_prefix="upload")
+    needed, copying = this.space.take(missing), list[Future[None]]()
     try:
         if missing:
             what = f"copies of SSTables of node {host.endpoint}, and all that is copied of these tables"
             check_space(this.store, what, needed, "set store.url to another place, or sstable.read to in_place")
-        for done in [pool.submit(copy, *one) for one in parts]:
+        copying += [this.uploads.submit(copy, *one) for one in parts]
+        for done in copying:
             done.result()
     finally:
-        pool.shutdown(cancel_futures=True)
+        for one in copying:
+            one.cancel()
+        wait(copying)
         this.space.give_back(missing)
 
 

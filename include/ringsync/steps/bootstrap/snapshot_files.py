@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ringsync.formats.sstable.errors import SSTableError
 from ringsync.formats.sstable.source import LocalSource, Source
 from ringsync.ledger.snapshots import StoredSSTable, piece_key
 from ringsync.sources.sstable_files import StoredSource
-from ringsync.storage.port import ObjectStore
+from ringsync.storage.port import NotFoundError, ObjectStore
 
 
 @dataclass(frozen=True)
@@ -27,12 +28,19 @@ class CopiedSource(StoredSource):
         return self.sstable.files.get(component)
 
     def read_range(self, component: str, start: int, length: int) -> bytes:
+        """Read bytes of a file.
+
+        :raises SSTableError: a piece is gone
+        """
         end, piece_bytes = min(start + length, self.sstable.files[component]), self.sstable.piece_bytes
         parts, path = [], self.descriptor.path(component)
         while start < end:
             inside = start % piece_bytes
             size = min(end - start, piece_bytes - inside)
-            parts.append(self.store.get_range(piece_key(path, start - inside), inside, size))
+            try:
+                parts.append(self.store.get_range(piece_key(path, start - inside), inside, size))
+            except NotFoundError as error:
+                raise SSTableError(path, start, f"its copy is gone ({error})", "run the bootstrap again") from error
             start += size
         return b"".join(parts)
 
