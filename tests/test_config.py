@@ -221,7 +221,10 @@ def test_settings_of_tables_that_match_a_pattern(tmp_path: Path) -> None:
         ({"zzz": 1}, "zzz: unknown key; known keys here: server_name"),
         ({"cassandra": {}}, r"cassandra\.contact_points: this key is required"),
         ({"cassandra": {"contact_points": []}}, r"cassandra\.contact_points"),
-        ({"cassandra": {"contact_points": ["a"], "port": "9042"}}, r"cassandra\.port: .*integer, found '9042'"),
+        (
+            {"cassandra": {"contact_points": ["a"], "port": "9042"}},
+            r"cassandra\.port: must be an integer, .* found '9042'",
+        ),
         ({"cassandra": {"contact_points": ["a"], "port": 0}}, r"cassandra\.port: .*greater than or equal to 1"),
         ({"cassandra": {"contact_points": ["a"], "consistency_level": "QUORUMM"}}, r"consistency_level: .*'QUORUM'"),
         ({"cassandra": {"contact_points": ["a"], "username": "u"}}, "username and password go together"),
@@ -255,11 +258,11 @@ def test_settings_of_tables_that_match_a_pattern(tmp_path: Path) -> None:
         ({"kafka": {"bootstrap_servers": ["b:1"], "json_schemas": False}}, r"kafka: json_schemas is for .* json"),
         (
             {"kafka": {"bootstrap_servers": ["b:1"], "schema_registry_url": "registry:8081"}},
-            r"kafka: schema_registry_url must begin with http",
+            r"kafka\.schema_registry_url: must be like http://host:port .* found 'registry:8081'$",
         ),
         (
             {"kafka": {"bootstrap_servers": ["b:1"], "schema_registry_url": "http://me:secret@registry:8081"}},
-            r"kafka: schema_registry_url .* hold no user or password",
+            r"kafka\.schema_registry_url: .* hold no user or password$",
         ),
         (
             {"kafka": {"bootstrap_servers": ["b:1"], "serialisation": "json", "username": "u"}},
@@ -268,7 +271,7 @@ def test_settings_of_tables_that_match_a_pattern(tmp_path: Path) -> None:
         ({"kafka": {**OAUTH, "oauth": None}}, r"kafka: sasl_mechanism OAUTHBEARER and oauth go together"),
         ({"kafka": {**OAUTH, "sasl_mechanism": "PLAIN"}}, r"kafka: sasl_mechanism OAUTHBEARER and oauth go together"),
         ({"kafka": {**OAUTH, **LOGIN}}, r"kafka: username and password are for other mechanisms than OAUTHBEARER"),
-        ({"kafka": {**OAUTH, "oauth": {**CLIENT, "token_url": "t"}}}, r"kafka\.oauth: token_url must begin with http"),
+        ({"kafka": {**OAUTH, "oauth": {**CLIENT, "token_url": "t"}}}, r"kafka\.oauth\.token_url: must be like http"),
         (
             {"kafka": {**OAUTH, "oauth": {**CLIENT, "secret": "x"}}},
             r"oauth\.secret: unknown key; did you mean client_s",
@@ -295,12 +298,93 @@ def test_settings_of_tables_that_match_a_pattern(tmp_path: Path) -> None:
             r"schema_registry_login: username must not contain a co",
         ),
         ({"kafka": with_login(user="u")}, r"schema_registry_login\.user: unknown key; did you mean username\?"),
+        ({"cassandra": {"contact_points": "10.0.0.1"}}, r"contact_points: must be a list, such as \[a, b\], found"),
+        (
+            {"cassandra": {"contact_points": ["10.0.0.1:9042"]}},
+            r"points\.0: must have no port: .* cassandra\.port",
+        ),
+        ({"cassandra": {"contact_points": ["[::1]:9042"]}}, r"contact_points\.0: must have no port"),
+        ({"cassandra": {"contact_points": [" a"]}}, r"contact_points\.0: must be the name or the address of a host"),
+        ({"cassandra": {"contact_points": ["a"], "tls": True}}, r"tls: must be a mapping of keys; known .*: ca_file"),
+        ({"cassandra": {"contact_points": ["a"], "tls": {"key_file": "k"}}}, r"tls: .* set certificate_file, too"),
+        (
+            {"kafka": {"bootstrap_servers": ["b:1"], "tls": {"key_password": {"env": "K"}}}},
+            r"kafka\.tls: .* certif",
+        ),
+        ({"cassandra": {"contact_points": ["a"], "tls": {"ca_file": "~/ca"}}}, r"tls\.ca_file: .* instead of ~"),
+        ({"store": {"url": "gs:/b/x"}}, r"store\.url: is neither a URL nor a path: write gs://bucket/prefix"),
+        (
+            {"store": {"url": "~/lake"}},
+            r"store\.url: .* the whole path instead of ~ and variables, found '~/lake'",
+        ),
+        ({"store": {"url": "$HOME/lake"}}, r"store\.url: .* write the whole path instead of ~ and variables"),
+        ({"store": {"url": ""}}, r"store\.url: must not be empty"),
+        ({"sync": {"cdc_raw": "${RAW}/cdc"}}, r"sync\.cdc_raw: .* instead of ~ and variables"),
+        ({"sync": {"run_s": float("inf")}}, r"sync\.run_s: must be a finite number"),
+        ({"sync": {"run_s": 1e300}}, r"sync\.run_s: must be less than or equal to 31536000"),
+        ({"sync": {"queue_of_node": {"10.0.0.1:9042": "q"}}}, r"queue_of_node\.10\.0\.0\.1:9042: must have no port"),
+        ({"archive": {"policy": True}}, r"archive\.policy: must be 'pressure', 'always' or 'off', found True"),
+        ({"archive": {"retention_days": float("inf")}}, r"archive\.retention_days: must be a finite number"),
+        ({"scan": {"min_splits": 9, "max_splits": 5}}, r"scan: min_splits 9 is more than max_splits 5"),
+        ({"kafka": {"bootstrap_servers": ["b:99999"]}}, r"bootstrap_servers\.0: must be host:port"),
+        ({"kafka": {"bootstrap_servers": "b:1"}}, r"kafka\.bootstrap_servers: must be a list"),
+        ({"airflow": {"url": "127.0.0.1:8080"}}, r"airflow\.url: must be like http://host:port"),
+        ({"airflow": {"url": "http://a:99999"}}, r"airflow\.url: must be like http://host:port"),
+        ({"airflow": {"password": {"env": "$PASSWORD"}}}, r"airflow\.password\.env: must be the name of an env"),
+        ({"state": {"replication": {"class": "x'} --"}}}, r"state\.replication\.class: must be as in CQL"),
+        ({"Sync": {}}, r"Sync: unknown key; did you mean sync\?"),
         ({"metrics": {"file": "x"}}, r"metrics\.file: unknown key; known keys here: prometheus_file"),
     ],
 )
 def test_mistakes_are_named(tmp_path: Path, change: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load_config(written(tmp_path, {**MINIMAL, **change}))
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "item"),
+    [("kafka", "bootstrap_servers", "b"), ("sync", "include", "orders"), ("cassandra", "contact_points", 127)],
+)
+def test_a_wrong_item_of_a_list_is_one_mistake(tmp_path: Path, section: str, key: str, item: object) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(written(tmp_path, {**MINIMAL, section: {key: [item]}}))
+    assert len(str(caught.value).splitlines()) == 1
+    assert f"{section}.{key}.0: " in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "word"),
+    [
+        ("archive: {policy: off}", "archive.policy", "off"),
+        ("stream: {codec: null}", "stream.codec", "null"),
+        ("scylla: {preimage: false}", "scylla.preimage", "false"),
+        ("scylla: {preimage: true}", "scylla.preimage", "true"),
+        ("state: {replication: {class: SimpleStrategy, replication_factor: 1}}", "state.replication", None),
+    ],
+)
+def test_words_that_yaml_takes_for_something_else(tmp_path: Path, text: str, key: str, word: str | None) -> None:
+    config = load_config(written(tmp_path, f"{yaml.safe_dump(MINIMAL)}\n{text}\n"))
+    section, name = key.split(".")
+    assert getattr(getattr(config, section), name) == (word or {"class": "SimpleStrategy", "replication_factor": "1"})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("sync:\n  run_s: 60.0\nsync:\n  run_s: 30.0\n", "sync is written twice, in lines 1 and 3"),
+        ("sync:\n  run_s: 60.0\n  run_s: 60.0\n", "run_s is written twice, in lines 2 and 3"),
+        ("sync:\n  tables:\n    a.b: {}\n    a.b: {}\n", "a.b is written twice, in lines 3 and 4"),
+    ],
+)
+def test_a_key_that_is_written_twice_is_named_with_both_lines(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        load_config(written(tmp_path, text + yaml.safe_dump(MINIMAL)))
+
+
+def test_merge_keys_are_no_repetition(tmp_path: Path) -> None:
+    text = "sync:\n  tables:\n    a.b: &one {bucket_by: arrival}\n    a.c: {<<: *one, bucket_by: write_time}\n"
+    sync = load_config(written(tmp_path, text + yaml.safe_dump(MINIMAL))).sync
+    assert [sync.bucket_by_of(name) for name in ("a.b", "a.c")] == ["arrival", "write_time"]
 
 
 def test_all_mistakes_are_named_at_once(tmp_path: Path) -> None:
@@ -334,6 +418,51 @@ def test_no_secret_of_kafka_is_repeated(tmp_path: Path, kafka: dict[str, object]
     with pytest.raises(ConfigError) as caught:
         load_config(written(tmp_path, {**MINIMAL, "kafka": kafka}))
     assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"airflow": {"url": "http://admin:hunter2@127.0.0.1:8080"}},
+        {"airflow": "http://admin:hunter2@127.0.0.1:8080"},
+        {"store": {"url": "gs://me:hunter2@bucket/x"}},
+        {"store": {"url": "lake", "gcs_endpoint": "http://me:hunter2@127.0.0.1:4443"}},
+        {"kafka": {"bootstrap_servers": ["me:hunter2@b:9092"]}},
+        {"kafka": {"bootstrap_servers": "SASL_SSL://me:hunter2@b:9092"}},
+        {"kafka": {"bootstrap_servers": ["b:1"], "tls": {"certificate_file": "c", "key_password": "hunter2"}}},
+        {"cassandra": {"contact_points": ["cassandra:hunter2@10.0.0.1"]}},
+        {"airflow": {"password": {"env": "hunter2!"}}},
+        {"alarms": {"notifiers": {"token": "hunter2"}}},
+    ],
+)
+def test_no_secret_in_an_address_is_accepted_or_repeated(tmp_path: Path, change: dict[str, object]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(written(tmp_path, {**MINIMAL, **change}))
+    assert "hunter2" not in str(caught.value)
+
+
+def test_a_line_that_is_no_yaml_is_not_repeated(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"not valid YAML: line 2, column \d+: ") as caught:
+        load_config(written(tmp_path, "airflow:\n  password: hunter2: x\n"))
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "secret"),
+    [
+        *((b"x4711", "x4711"), (b"x4711\n", "x4711"), (b"x4711\r\n", "x4711"), (b"\xef\xbb\xbfx4711\n", "x4711")),
+        *((b"", "is empty"), (b"\n", "is empty"), (b"x4711\nx4711\n", "has several lines")),
+    ],
+)
+def test_a_secret_is_one_line(tmp_path: Path, content: bytes, secret: str) -> None:
+    (tmp_path / "secret").write_bytes(content)
+    password = load_config(written(tmp_path, {**MINIMAL, "airflow": {"password": {"file": "secret"}}})).airflow.password
+    if secret == "x4711":
+        assert password.resolve("airflow.password") == secret
+        return
+    with pytest.raises(ConfigError, match=f"^airflow.password: .*{secret}") as caught:
+        password.resolve("airflow.password")
+    assert "x4711" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -6,23 +6,17 @@ connection), never values, so that no secret is in arguments, logs, reports or t
 
 from __future__ import annotations
 
-import difflib
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import yaml
 from pydantic import Field, ValidationError, model_validator
 
 import ringsync.config.sections as sections
+from ringsync.config.document import explain, read_document, real_problems
 from ringsync.config.sections import ConfigError, Section, Tls, connection_variable
 from ringsync.config.sync import DEFAULT_QUEUE, Kafka, Metrics, Sync
 
 __all__ = ["DEFAULT_QUEUE", "Config", "ConfigError", "Kafka", "Tls", "connection_variable", "load_config"]
-
-
-_SECRETS = {"password", "client_secret", "token"}
-_LOGINS = {"schema_registry_login", "oauth"}
-"""Keys whose values are not repeated: somebody may have written the secret itself there."""
 
 
 class Config(Section):
@@ -42,8 +36,8 @@ class Config(Section):
     alarms: sections.Alarms = sections.Alarms()
     verify: sections.Verify = sections.Verify()
     commitlog_processor_window_count: Annotated[int, Field(ge=1, le=100)] = 5
-    commitlog_processor_window_interval_ms: Annotated[int, Field(ge=1000)] = 60_000
-    out_of_sequence_processor_poll_interval_ms: Annotated[int, Field(ge=100)] = 10_000
+    commitlog_processor_window_interval_ms: Annotated[int, Field(ge=1000, le=86_400_000)] = 60_000
+    out_of_sequence_processor_poll_interval_ms: sections.Milliseconds = 10_000
     schema_updater_poll_interval_ms: Annotated[int, Field(ge=100, le=30_000)] = 10_000
     sync: Sync = Sync()
     kafka: Kafka | None = None
@@ -94,43 +88,9 @@ def parse_config(text: str, path: str | Path) -> Config:
     :param path: of the file: relative paths in the text begin in its folder
     :raises ConfigError: as :func:`load_config`
     """
-    try:
-        document = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: not valid YAML: {error}") from None
-    if not isinstance(document, dict):
-        raise ConfigError(f"{path}: the configuration must be a mapping of keys, see config/ringsync.yaml")
+    document = read_document(path, text)
     try:
         return Config.model_validate(document, context=Path(path).resolve().parent)
     except ValidationError as error:
-        problems = [_explain(problem) for problem in error.errors()]
+        problems = [explain(problem, Config) for problem in real_problems(error)]
         raise ConfigError("\n".join(f"{path}: {problem}" for problem in problems)) from None
-
-
-def _explain(problem: Any) -> str:
-    """Explain one of pydantic's errors to a person who edits the YAML file."""
-    location = [str(part) for part in problem["loc"]]
-    key = ".".join(part for part in location if part != "[key]") or "the document"
-    if problem["type"] == "extra_forbidden":
-        known = _known_keys(location[:-1])
-        near = difflib.get_close_matches(location[-1], known, n=1)
-        meant = f"did you mean {near[0]}?" if near else f"known keys here: {', '.join(known)}"
-        return f"{key}: unknown key; {meant}"
-    if problem["type"] == "missing":
-        return f"{key}: this key is required"
-    found = problem["input"]
-    is_secret = not _SECRETS.isdisjoint(location) or not _LOGINS.isdisjoint(location[-1:])
-    shown = "" if isinstance(found, dict | Section) or is_secret else f", found {found!r}"
-    return f"{key}: {problem['msg'].removeprefix('Value error, ')}{shown}"
-
-
-def _known_keys(location: list[str]) -> list[str]:
-    model: Any = Config
-    for part in location:
-        if part not in model.model_fields:
-            continue  # a key that users name: a table
-        annotation = model.model_fields[part].annotation
-        model = next(
-            kind for kind in (annotation, *getattr(annotation, "__args__", ())) if hasattr(kind, "model_fields")
-        )
-    return list(model.model_fields)

@@ -5,17 +5,22 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args, get_origin
+from urllib.parse import urlsplit
 
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     ValidationInfo,
     field_validator,
     model_validator,
 )
+
+_YAML_WORDS = {"True": ("true",), "False": ("off", "false"), "None": ("null",)}
+"""What YAML makes of words without quotes, and the words that somebody may have written."""
 
 
 class ConfigError(ValueError):
@@ -25,7 +30,15 @@ class ConfigError(ValueError):
 class Section(BaseModel):
     """A section of the configuration: it is frozen, refuses unknown keys and converts nothing silently."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _words(cls, value: Any, info: ValidationInfo) -> Any:
+        """Take ``off`` for the word that it is, where only words are allowed: YAML makes a truth value of it."""
+        kind = cls.model_fields[info.field_name or ""].annotation
+        words = get_args(kind) if get_origin(kind) is Literal and not isinstance(value, str) else ()
+        return next((word for word in _YAML_WORDS.get(repr(value), ()) if word in words), value)
 
     def secrets(self, key: str) -> dict[str, Secret]:
         """Return the references to secrets in this section, and in those inside, by their keys.
@@ -43,21 +56,37 @@ class Section(BaseModel):
 
 
 def _absolute(path: str, info: ValidationInfo) -> str:
+    if not path.strip():
+        raise ValueError("must not be empty: write the path of a file or folder, or leave the key out")
+    if path.startswith("~") or re.search(r"\$\{?\w", path):
+        raise ValueError("is taken as it is written: write the whole path instead of ~ and variables")
     return path if info.context is None else str(info.context / path)
 
 
-def _absolute_url(url: str, info: ValidationInfo) -> str:
-    return url if "://" in url else _absolute(url, info)
+def _store_url(url: str, info: ValidationInfo) -> str:
+    if "@" in url.partition("://")[2].partition("/")[0]:
+        raise ValueError("must hold no user or password: use store.gcs_credentials_file")
+    if "://" in url:
+        return url
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:", url):
+        raise ValueError("is neither a URL nor a path: write gs://bucket/prefix, file:///absolute/path, or a path")
+    return _absolute(url, info)
 
 
 Filename = Annotated[str, AfterValidator(_absolute)]
 """Path of a file or folder; relative paths begin in the folder that is the validation's context, if there is one."""
 
 
+def _variable(name: str) -> str:
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+        raise ValueError("must be the name of an environment variable: letters, digits and _, without $")
+    return name
+
+
 class Secret(Section):
     """A reference to a secret, by exactly one of the three keys."""
 
-    env: str | None = None
+    env: Annotated[str, AfterValidator(_variable)] | None = None
     file: Filename | None = None
     airflow_connection: str | None = None
 
@@ -80,22 +109,31 @@ class Secret(Section):
         """Read the secret.
 
         :param key: configuration key, for the error message
-        :raises ConfigError: the variable is not set, or the file cannot be read
+        :raises ConfigError: the variable is not set, the file cannot be read, or there is not one line of text
         """
         if self.file is not None:
             try:
-                return Path(self.file).read_text().rstrip("\n")
+                # Editors on Windows begin a file with a mark, and end lines with two characters.
+                text = Path(self.file).read_text("utf-8-sig")
             except OSError as error:
                 raise ConfigError(f"{key}: cannot read the secret's file {self.file}: {error.strerror}") from None
             except UnicodeDecodeError:
                 raise ConfigError(f"{key}: the secret's file {self.file} is not text in UTF-8") from None
+            return _one_line(text, f"{key}: the secret's file {self.file}")
         variable = self.env or connection_variable(self.airflow_connection or "")
         if variable not in os.environ:
             remedy = f"the DAGs set it from the Airflow connection {self.airflow_connection}; elsewhere set it yourself"
             raise ConfigError(
                 f"{key}: environment variable {variable} is not set" + (self.env is None) * f" ({remedy})"
             )
-        return os.environ[variable]
+        return _one_line(os.environ[variable], f"{key}: environment variable {variable}")
+
+
+def _one_line(text: str, place: str) -> str:
+    lines = text.splitlines()
+    if len(lines) != 1 or not lines[0]:
+        raise ConfigError(f"{place} {'has several lines' if any(lines) else 'is empty'}: a secret is one line")
+    return lines[0]
 
 
 def connection_variable(connection_id: str) -> str:
@@ -108,14 +146,22 @@ class Tls(Section):
 
     :ivar ca_file: certificates to trust; None: the operating system's
     :ivar certificate_file: our own certificate, for servers that ask for one
-    :ivar key_file: private key of our certificate
+    :ivar key_file: private key of our certificate; None: it is in the certificate's file
+    :ivar key_password: passphrase of the private key; None: it has none
     :ivar verify_hostname: whether the server's certificate must name the address that we connect to
     """
 
     ca_file: Filename | None = None
     certificate_file: Filename | None = None
     key_file: Filename | None = None
+    key_password: Secret | None = None
     verify_hostname: bool = True
+
+    @model_validator(mode="after")
+    def _key_has_certificate(self) -> Tls:
+        if self.certificate_file is None and (self.key_file or self.key_password):
+            raise ValueError("key_file and key_password belong to a certificate: set certificate_file, too")
+        return self
 
 
 def matching(pattern: str, rule: str) -> AfterValidator:
@@ -132,27 +178,44 @@ def matching(pattern: str, rule: str) -> AfterValidator:
     return AfterValidator(check)
 
 
-def check_url(key: str, url: str) -> None:
-    """Check the URL of a server.
+def _server(url: str) -> str:
+    try:
+        is_url = urlsplit(url).port != 0 and re.fullmatch(r"https?://[^/@\s]+(/[^@\s]*)?", url)
+    except ValueError:
+        is_url = None
+    if not is_url:
+        raise ValueError("must be like http://host:port or https://host, and hold no user or password")
+    return url
 
-    :raises ValueError: it is no URL, or it holds a user or password
-    """
-    if not re.fullmatch(r"https?://[^/@]+(/[^@]*)?", url):
-        raise ValueError(f"{key} must begin with http:// or https://, and hold no user or password")
+
+Url = Annotated[str, AfterValidator(_server)]
+"""URL of a server."""
+
+
+def _host(text: str) -> str:
+    if re.fullmatch(r"([^:]+|\[.*\]):\d+", text):
+        raise ValueError("must have no port: that is cassandra.port")
+    if not re.fullmatch(r"[\w.:%-]+", text):
+        raise ValueError("must be the name or the address of a host, e.g. 10.0.0.1")
+    return text
+
+
+Host = Annotated[str, AfterValidator(_host)]
+"""Name or address of a host, without a port."""
+
+Seconds = Annotated[float, Field(gt=0, le=31_536_000)]
+Hours = Annotated[float, Field(gt=0, le=8760)]
+Days = Annotated[float, Field(gt=0, le=3660)]
+Milliseconds = Annotated[int, Field(ge=100, le=86_400_000)]
 
 
 class OAuth(Section):
     """A login with tokens that a server gives for a client's credentials (OAuth 2.0)."""
 
-    token_url: str
+    token_url: Url
     client_id: str
     client_secret: Secret
     scope: str | None = None
-
-    @model_validator(mode="after")
-    def _has_url(self) -> OAuth:
-        check_url("token_url", self.token_url)
-        return self
 
 
 class RegistryLogin(Section):
@@ -191,7 +254,7 @@ ConsistencyLevel = Literal["ONE", "TWO", "THREE", "QUORUM", "ALL", "LOCAL_QUORUM
 class Cassandra(Section):
     """The source cluster."""
 
-    contact_points: Annotated[tuple[str, ...], Field(min_length=1, strict=False)]
+    contact_points: Annotated[tuple[Host, ...], Field(min_length=1, strict=False)]
     port: Port = 9042
     local_datacenter: str | None = None
     username: str | None = None
@@ -199,8 +262,8 @@ class Cassandra(Section):
     tls: Tls | None = None
     consistency_level: ConsistencyLevel = "LOCAL_QUORUM"
     page_size: Annotated[int, Field(ge=1, le=100_000)] = 5000
-    request_timeout_s: Annotated[float, Field(gt=0)] = 30.0
-    connect_timeout_s: Annotated[float, Field(gt=0)] = 10.0
+    request_timeout_s: Seconds = 30.0
+    connect_timeout_s: Seconds = 10.0
 
     @model_validator(mode="after")
     def _login_is_whole(self) -> Cassandra:
@@ -212,9 +275,9 @@ class Cassandra(Section):
 class Store(Section):
     """The object store: a local directory or a GCS bucket."""
 
-    url: Annotated[str, AfterValidator(_absolute_url)]
+    url: Annotated[str, AfterValidator(_store_url)]
     gcs_project: str | None = None
-    gcs_endpoint: str | None = None
+    gcs_endpoint: Url | None = None
     gcs_credentials_file: Filename | None = None
 
 
@@ -236,7 +299,7 @@ class Replica(Section):
     unrepresentable_values: Literal["error", "raw"] = "error"
     element_times: Literal["error", "unknown"] = "error"
     deletion_vectors: bool = True
-    merge_interval_s: Annotated[float, Field(gt=0)] = 1800.0
+    merge_interval_s: Seconds = 1800.0
     merge_rows_fraction: Annotated[float, Field(gt=0, le=1)] = 0.01
     verify_schedule: Annotated[str, matching(_CRON, _CRON_RULE)] | None = "@daily"
     verify_days: Annotated[float, Field(ge=1, le=365)] = 7.0
@@ -261,10 +324,16 @@ class Scan(Section):
     min_splits: Annotated[int, Field(ge=1)] = 4
     max_splits: Annotated[int, Field(ge=1)] = 4096
     file_size_mb: Annotated[int, Field(ge=1, le=1024)] = 64
-    commit_interval_s: Annotated[float, Field(gt=0)] = 60.0
+    commit_interval_s: Seconds = 60.0
     max_failed_ranges: Annotated[int, Field(ge=0)] = 20
-    task_timeout_h: Annotated[float, Field(gt=0)] = 168.0
+    task_timeout_h: Hours = 168.0
     on_topology_change: Literal["continue", "fail"] = "continue"
+
+    @model_validator(mode="after")
+    def _least_is_less(self) -> Scan:
+        if self.min_splits > self.max_splits:
+            raise ValueError(f"min_splits {self.min_splits} is more than max_splits {self.max_splits}")
+        return self
 
 
 Command = Annotated[tuple[str, ...], Field(min_length=1, strict=False)]
@@ -283,14 +352,14 @@ class SSTables(Section):
 
     read: Literal["upload", "in_place"] = "upload"
     nodetool: Command = ("nodetool",)
-    nodetool_timeout_s: Annotated[float, Field(gt=0)] = 600.0
+    nodetool_timeout_s: Seconds = 600.0
     data_directories: Annotated[tuple[Filename, ...], Field(strict=False)] = ()
-    nodes: dict[str, SSTableNode] = Field(default_factory=dict)
+    nodes: dict[Host, SSTableNode] = Field(default_factory=dict)
     megabytes_per_s: Annotated[float, Field(gt=0)] | None = 100.0
     uploads: Annotated[int, Field(ge=1, le=32)] = 4
     free_space_factor: Annotated[float, Field(ge=0)] = 1.0
-    max_age_h: Annotated[float, Field(gt=0)] = 168.0
-    task_timeout_h: Annotated[float, Field(gt=0)] = 24.0
+    max_age_h: Hours = 168.0
+    task_timeout_h: Hours = 24.0
     memory_mb: Annotated[int, Field(ge=16)] = 256
 
     def nodetool_of(self, address: str, host_id: str) -> tuple[str, ...]:
@@ -317,11 +386,18 @@ class ClusterLimits(Section):
     concurrent_requests: Annotated[int, Field(ge=1)] | None = None
 
 
+_Replication = Annotated[
+    str,
+    BeforeValidator(lambda value: str(value) if type(value) is int else value),
+    matching(r"[^'\"\s]+", "as in CQL's replication map, without its quotes"),
+]
+
+
 class State(Section):
     """ringsync's own keyspace in the source cluster."""
 
     keyspace: Annotated[str, matching(r"[A-Za-z][A-Za-z0-9_]{0,47}", _KEYSPACE_RULE)] = "cdc"
-    replication: dict[str, str] | None = None
+    replication: dict[_Replication, _Replication] | None = None
 
 
 class Scylla(Section):
@@ -339,12 +415,6 @@ class Scylla(Section):
     preimage: Literal["false", "true", "full"] = "false"
     postimage: bool = False
 
-    @field_validator("preimage", mode="before")
-    @classmethod
-    def _plain_truth(cls, value: Any) -> Any:
-        # YAML reads the words true and false as truth values.
-        return str(value).lower() if isinstance(value, bool) else value
-
 
 class Archive(Section):
     """The archive of commit logs in the object store."""
@@ -353,11 +423,11 @@ class Archive(Section):
     free_percent: Annotated[float, Field(gt=0, lt=100)] = 50.0
     free_mb: Annotated[int, Field(ge=0)] = 0
     total_mb: Annotated[int, Field(ge=0)] = 0
-    poll_interval_ms: Annotated[int, Field(ge=100)] = 5000
+    poll_interval_ms: Milliseconds = 5000
     megabytes_per_s: Annotated[float, Field(gt=0)] | None = None
     uploads: Annotated[int, Field(ge=1, le=32)] = 4
-    retention_days: Annotated[float, Field(gt=0)] = 30.0
-    task_timeout_h: Annotated[float, Field(gt=0)] = 24.0
+    retention_days: Days = 30.0
+    task_timeout_h: Hours = 24.0
 
 
 class Notifier(Section):
@@ -376,9 +446,9 @@ class Alarms(Section):
 
     after_s: Annotated[float, Field(ge=0, le=86_400)] = 60.0
     interval_s: Annotated[float, Field(ge=1, le=600)] = 10.0
-    lag_s: Annotated[float, Field(gt=0, le=31_536_000)] = 60.0
-    late_s: Annotated[float, Field(gt=0, le=31_536_000)] = 3600.0
-    retention_days: Annotated[float, Field(gt=0, le=3660)] = 90.0
+    lag_s: Seconds = 60.0
+    late_s: Seconds = 3600.0
+    retention_days: Days = 90.0
     notifiers: Annotated[tuple[Notifier, ...], Field(strict=False)] = ()
 
 
@@ -393,6 +463,6 @@ class Verify(Section):
 class Airflow(Section):
     """The connection of cdcservice to Airflow."""
 
-    url: str = "http://127.0.0.1:8080"
+    url: Url = "http://127.0.0.1:8080"
     username: str = "admin"
     password: Secret = Secret(env="RINGSYNC_AIRFLOW_PASSWORD")

@@ -7,7 +7,20 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from ringsync.config.sections import Filename, OAuth, RegistryLogin, Secret, Section, Tls, check_url, matching
+from ringsync.config.sections import (
+    Filename,
+    Host,
+    Hours,
+    Milliseconds,
+    OAuth,
+    RegistryLogin,
+    Seconds,
+    Secret,
+    Section,
+    Tls,
+    Url,
+    matching,
+)
 from ringsync.cql.identifiers import parse_table_name, parse_table_pattern
 
 AfterImage = Literal["source", "replica", "none"]
@@ -31,7 +44,8 @@ Pattern = Annotated[str, AfterValidator(_checked_pattern)]
 _QUEUE = matching(
     r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}", "the name of an Airflow queue: up to 100 letters, digits and _ . -"
 )
-_ADDRESS = matching(r"(\[[0-9A-Fa-f:.]+\]|[^\s:/,]+):\d{1,5}", "host:port, e.g. kafka-1:9092")
+_PORT = r"(6553[0-5]|655[0-2]\d|65[0-4]\d\d|6[0-4]\d{3}|[1-5]\d{4}|[1-9]\d{0,3})"
+_ADDRESS = matching(rf"(\[[0-9A-Fa-f:.]+\]|[^\s:/,@]+):{_PORT}", "host:port, e.g. kafka-1:9092")
 
 
 class TableSync(Section):
@@ -45,14 +59,14 @@ class TableSync(Section):
 class Sync(Section):
     """The loops from the commit logs to messages and replica. Methods name tables ``keyspace.table`` as in CQL."""
 
-    run_s: Annotated[float, Field(gt=0)] = 600.0
-    poll_interval_ms: Annotated[int, Field(ge=100)] = 1000
+    run_s: Seconds = 600.0
+    poll_interval_ms: Milliseconds = 1000
     after_image: AfterImage = "source"
     expand_deletions: bool = False
     source_query: bool = True
-    digest_retention_h: Annotated[float, Field(gt=0)] = 4.0
+    digest_retention_h: Hours = 4.0
     max_errors_per_hour: Annotated[int, Field(ge=1)] = 10_000
-    queue_of_node: dict[str, Annotated[str, _QUEUE]] = Field(default_factory=dict)
+    queue_of_node: dict[Host, Annotated[str, _QUEUE]] = Field(default_factory=dict)
     datacenters: Annotated[tuple[str, ...], Field(strict=False)] = ()
     stage_cores: Annotated[int, Field(ge=1)] = 2
     cdc_raw: Filename | None = None
@@ -142,7 +156,7 @@ class Kafka(Section):
     bootstrap_servers: Annotated[tuple[Annotated[str, _ADDRESS], ...], Field(min_length=1, strict=False)]
     serialisation: Literal["avro", "json"] = "avro"
     json_schemas: bool = True
-    schema_registry_url: str | None = None
+    schema_registry_url: Url | None = None
     schema_registry_login: RegistryLogin | None = None
     new_subject_compatibility: Compatibility | None = "BACKWARD"
     tls: Tls | None = None
@@ -173,9 +187,7 @@ class Kafka(Section):
             )
         if self.serialisation == "avro" and not self.json_schemas:
             raise ValueError("json_schemas is for serialisation json")
-        if self.schema_registry_url is not None:
-            check_url("schema_registry_url", self.schema_registry_url)
-        elif self.schema_registry_login is not None:
+        if self.schema_registry_url is None and self.schema_registry_login is not None:
             raise ValueError("schema_registry_login is for a registry: set schema_registry_url, too")
         return self
 

@@ -63,18 +63,21 @@ class TokenRange:
 def parse_token_range(text: str) -> TokenRange:
     """Read ``START:END`` as a user types it: tokens above START, up to and including END; START ≥ END wraps.
 
-    :raises ValueError: the text is not two tokens joined by a colon
+    :raises ValueError: the text is not two tokens joined by a colon, or they are equal
     """
     start, colon, end = text.partition(":")
     try:
-        if colon:
-            return TokenRange(int(start), int(end))
+        chosen = TokenRange(int(start), int(end)) if colon else None
     except ValueError:
-        pass  # the message below says it better
-    raise ValueError(
-        f"{text!r} is not a token range: write START:END, two whole numbers from {MIN_TOKEN} to {MAX_TOKEN}, "
-        "e.g. 0:4611686018427387904"
-    )
+        chosen = None
+    if chosen is None:
+        raise ValueError(
+            f"{text!r} is not a token range: write START:END, two whole numbers from {MIN_TOKEN} to {MAX_TOKEN}, "
+            "e.g. 0:4611686018427387904"
+        )
+    if chosen.start == chosen.end:
+        raise ValueError(f"{text!r} is the whole ring, since START is excluded: leave the option out for all tokens")
+    return chosen
 
 
 WHOLE_RING = TokenRange(MIN_TOKEN, MIN_TOKEN)

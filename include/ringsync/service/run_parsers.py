@@ -49,7 +49,10 @@ def add_bootstrap(commands: Any, add_conf: Callable[[argparse.ArgumentParser], N
         help="copy only these value columns, and the key (default: all)",
     )
     bootstrap.add_argument(
-        "--token-range", type=parsed(_token_range), metavar="START:END", help="copy only tokens above START, up to END"
+        "--token-range",
+        type=parsed(_token_range),
+        metavar="START:END",
+        help="copy only tokens above START, up to END; --token-range=-5:9 if START is negative",
     )
     bootstrap.add_argument("--where", metavar="CQL", help="copy only rows whose key fits, e.g. \"day >= '2026-01-01'\"")
     bootstrap.add_argument(
