@@ -214,14 +214,24 @@ def _profile(
 
 def _tls_context(tls: Tls) -> ssl.SSLContext:
     for path in (tls.ca_file, tls.certificate_file, tls.key_file):
-        if path and not os.access(path, os.R_OK):
+        if path and (os.path.isdir(path) or not os.access(path, os.R_OK)):
             raise ClusterError(f"cannot read the TLS file {path} (cassandra.tls)")
+
+    def key_password() -> str:  # without it, OpenSSL would ask on the terminal
+        if tls.key_password is None:
+            raise ClusterError("the key of cassandra.tls has a passphrase: set cassandra.tls.key_password")
+        return tls.key_password.resolve("cassandra.tls.key_password")
+
+    keys = "ca_file"
     try:
         context = ssl.create_default_context(cafile=tls.ca_file)
+        keys = "certificate_file, key_file and key_password"
         if tls.certificate_file:
-            context.load_cert_chain(tls.certificate_file, tls.key_file)
-    except ssl.SSLError as error:
-        raise ClusterError(f"the files of cassandra.tls are not usable PEM certificates and keys: {error}") from error
+            context.load_cert_chain(tls.certificate_file, tls.key_file, key_password)
+    except OSError as error:  # also ssl.SSLError
+        raise ClusterError(
+            f"the files of cassandra.tls are not usable PEM certificates and keys: {error}; check {keys}"
+        ) from error
     context.check_hostname = tls.verify_hostname
     return context
 

@@ -228,16 +228,18 @@ def check_kafka(config: Config) -> list[str]:
     from confluent_kafka import KafkaException
     from confluent_kafka.admin import AdminClient
 
-    from ringsync.streams.kafka.client import connection_settings
+    from ringsync.streams.kafka.client import connection_settings, told
 
     servers = ", ".join(settings.bootstrap_servers)
     reasons: list[str] = []
-    admin = AdminClient(connection_settings(settings, lambda error: reasons.append(error.str())))
+    admin = None
     try:
+        admin = AdminClient(connection_settings(settings, lambda error: reasons.append(error.str())))
         metadata = admin.list_topics(timeout=ANSWER_S)
     except KafkaException as error:
-        admin.poll(0)
-        reason = reasons[0] if reasons else error.args[0].str()  # the last says only that all are down
+        if admin is not None:
+            admin.poll(0)
+        reason = reasons[0] if reasons else told(error.args[0])  # the last says only that all are down
         raise CheckError(
             f"Kafka does not answer at {servers}: {reason}; check kafka.bootstrap_servers, kafka.tls and the login"
         ) from error

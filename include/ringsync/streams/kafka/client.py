@@ -359,7 +359,7 @@ class KafkaTopics:
 
     def _explained(self, error: KafkaError, where: str) -> RelayError:
         servers = ", ".join(self.settings.bootstrap_servers)
-        reason = f"{error.str()}{self._last_error and f' (last: {self._last_error})'}"
+        reason = f"{told(error)}{self._last_error and f' (last: {self._last_error})'}"
         self._last_error = ""
         if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
             return RelayError(f"Kafka at {servers} refuses a message, {where}: {reason}; raise its max.message.bytes")
@@ -376,6 +376,12 @@ class KafkaTopics:
         if error.code() in _REFUSED:
             return RelayError(f"Kafka at {servers} refuses, {where}: {reason}")
         return BrokerUnavailableError(f"Kafka at {servers} is not available, {where}: {reason}")
+
+
+def told(error: KafkaError) -> str:
+    """Return what an error says, with the keys to look at if it is about TLS."""
+    hint = "; check the files of kafka.tls, and its key_password" if ": ssl." in error.str() else ""
+    return f"{error.str()}{hint}"
 
 
 def _confluent_prefix(schema_id: int) -> bytes:
@@ -433,7 +439,7 @@ def producer_settings(settings: KafkaSettings, on_error: Any) -> dict[str, Any]:
 def connection_settings(settings: KafkaSettings, on_error: Any) -> dict[str, Any]:
     """Return the configuration of all clients of the cluster; it holds the password.
 
-    :raises ConfigError: the client's secret cannot be read
+    :raises ConfigError: a secret cannot be read
     """
     tls, login = settings.tls, settings.sasl_mechanism
     configuration: dict[str, Any] = {
@@ -445,8 +451,12 @@ def connection_settings(settings: KafkaSettings, on_error: Any) -> dict[str, Any
         "error_cb": on_error,
     }
     if tls:
-        files = {"ca": tls.ca_file, "certificate": tls.certificate_file, "key": tls.key_file}
+        # A key may be in the certificate's file; librdkafka wants to be told.
+        key_file = tls.key_file or tls.certificate_file
+        files = {"ca": tls.ca_file, "certificate": tls.certificate_file, "key": key_file}
         configuration |= {f"ssl.{name}.location": path for name, path in files.items() if path}
+        if tls.key_password:
+            configuration["ssl.key.password"] = tls.key_password.resolve("kafka.tls.key_password")
         configuration["ssl.endpoint.identification.algorithm"] = "https" if tls.verify_hostname else "none"
     if login:
         configuration["sasl.mechanism"] = login

@@ -95,15 +95,21 @@ class SchemaRegistry:
         files = {}
         if self._tls.ca_file:
             files["ssl.ca.location"] = self._tls.ca_file
-        if self._tls.certificate_file and self._tls.key_file:
+        if self._tls.certificate_file:
             files["ssl.certificate.location"] = self._tls.certificate_file
+        if self._tls.key_file:
             files["ssl.key.location"] = self._tls.key_file
         login = _login_settings(self._login) if self._login else {}
+        if self._tls.certificate_file:
+            password = self._tls.key_password
+            # Without a passphrase, a key that has one would be asked for on the terminal.
+            login["ssl.key.password"] = password.resolve("kafka.tls.key_password") if password else "none"
         try:
             client = SchemaRegistryClient({"url": self.url, "timeout": TIMEOUT_SECONDS, **files, **login})
         except OSError as error:
             raise BrokerUnavailableError(
-                f"the certificates of kafka.tls cannot be used ({', '.join(files.values())}): {error}"
+                f"the certificates of kafka.tls cannot be used ({', '.join(files.values())}): {error}; a key with a "
+                "passphrase needs kafka.tls.key_password"
             ) from error
         except (ImportError, ValueError) as error:
             raise RelayError(
