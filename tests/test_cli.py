@@ -18,6 +18,7 @@ from ringsync.cluster.control import get_limits
 from ringsync.cluster.limits import Limits
 from ringsync.config import load_config
 from ringsync.service.runs import Run, report_end
+from ringsync.status import STOP_KEY
 from ringsync.storage.port import ObjectStore
 from ringsync.wiring import store_of
 
@@ -54,6 +55,14 @@ def run(configuration: Path) -> Run:
         (["limits", "--rows-per-s", "0"], "'0' is not a number above 0, nor none"),
         (["limits", "--concurrent-requests", "1.5"], "'1.5' is not a whole number from 1"),
         (["sync"], "invalid choice: 'sync'"),
+        (["bootstrap", "--table", "a.b", "--token-range=5:5"], "'5:5' is the whole ring"),
+        (["bootstrap", "--table", "a.b", "--cancel", "--dry-run"], "--cancel does not go with --dry-run"),
+        (["bootstrap", "--table", "a.b", "--cancel", "--wait", "--restart"], "does not go with --restart, --wait"),
+        (["bootstrap", "--table", "a.b", "--cancel", "--mode", "sstable"], "--cancel does not go with --mode"),
+        (["bootstrap", "--table", "a.b", "--cancel", "--no-verify"], "--cancel does not go with --no-verify"),
+        (["bootstrap", "--cancel"], "the following arguments are required: --table"),
+        (["start", "--check", "--timeout", "9"], "--check does not go with --timeout"),
+        (["status", "--json", "--prometheus"], "not allowed with argument"),
     ],
 )
 def test_wrong_arguments_are_explained_with_exit_code_3(
@@ -181,6 +190,31 @@ def test_an_unreachable_airflow_is_named(configuration: Path, capsys: pytest.Cap
     error = capsys.readouterr().err
     assert "Airflow is not reachable at http://127.0.0.1:9" in error
     assert "not-shown-anywhere" not in error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--schema", "s", "--raw", "--format", "cql"], "--raw is for --format jsonl"),
+        (["--schema", "s", "--remaining-ttl"], "--remaining-ttl is for --format cql"),
+        (["--schema", "s", "--conf", "c"], "--conf is for --contact-point and --history"),
+        (["--schema", "s", "--at-time", "2026-11-01"], "--at-time chooses a version of the history"),
+    ],
+)
+def test_options_without_effect_are_refused(
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["inspect", "commitlog", str(tmp_path), *arguments]) == 3
+    assert message in capsys.readouterr().err
+
+
+def test_stop_without_airflow_says_what_it_did(configuration: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["stop", "--conf", str(configuration)]) == 1
+    shown = capsys.readouterr()
+    assert "Airflow is not reachable at http://127.0.0.1:9" in shown.err
+    assert "the loops end all the same, after their cycle" in shown.out
+    assert "still on in Airflow: commitlog_sync, out_of_sequence" in shown.out
+    assert store_of(load_config(configuration)).stat(STOP_KEY) is not None
 
 
 def test_a_good_end_shows_the_numbers(run: Run) -> None:

@@ -38,8 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     cdcservice = parser()
     arguments = cdcservice.parse_args(argv)
-    if hasattr(arguments, "tables_from") and not (arguments.table or arguments.tables_from):
-        cdcservice.error("the following arguments are required: --table")
+    if mistake := arguments.mistake(arguments):
+        cdcservice.error(mistake)
     from rich.console import Console
 
     try:
@@ -83,6 +83,7 @@ def parser() -> argparse.ArgumentParser:
     add_errors(commands, _conf)
     add_schema(commands, _conf)
     add_inspect(commands, config_path())
+    cdcservice.set_defaults(mistake=lambda arguments: "")
     return cdcservice
 
 

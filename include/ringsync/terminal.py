@@ -51,6 +51,24 @@ def parsed(parse: Callable[[str], T]) -> Callable[[str], T]:
     return parse_argument
 
 
+def goes_only_with(
+    parser: argparse.ArgumentParser, option: str, *companions: str
+) -> Callable[[argparse.Namespace], str]:
+    """Make the check of a command with an option that leaves most others without effect.
+
+    :param option, companions: the option, and those that may stand beside it, e.g. ``--cancel``
+    :returns: function that returns what is wrong with the arguments; empty: nothing
+    """
+
+    def check(arguments: argparse.Namespace) -> str:
+        options = [action for action in parser._actions if action.option_strings and action.dest in arguments]
+        given = {one.option_strings[0] for one in options if getattr(arguments, one.dest) != one.default}
+        others = sorted(given - {option, *companions})
+        return f"{option} does not go with {', '.join(others)}" if option in given and others else ""
+
+    return check
+
+
 def count(text: str) -> int:
     """Parse a number of things."""
     if not text.isdecimal() or int(text) < 1:

@@ -6,7 +6,7 @@ import os
 import re
 import ssl
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +19,7 @@ from cassandra.protocol import IsBootstrappingErrorMessage
 from cassandra.query import named_tuple_factory
 
 from ringsync.cluster.connection import NotScyllaError, PageConnection, ScyllaConnection
+from ringsync.config.document import did_you_mean
 from ringsync.config.sections import Tls
 
 NATIVE_PROTOCOL = 5
@@ -240,10 +241,13 @@ def _wrong_datacenter(cluster: Cluster, settings: ClusterSettings) -> ClusterErr
     existing = sorted({host.datacenter for host in cluster.metadata.all_hosts() if host.datacenter})
     if not existing or settings.local_datacenter in (None, *existing):
         return None
-    return ClusterError(
-        f"the cluster has no datacenter {settings.local_datacenter} (cassandra.local_datacenter); "
-        f"it has {', '.join(existing)}"
-    )
+    return ClusterError(f"cassandra.local_datacenter: {no_datacenter(settings.local_datacenter or '', existing)}")
+
+
+def no_datacenter(name: str, existing: Collection[str]) -> str:
+    """Say that the cluster has no datacenter of this name, and which may have been meant."""
+    near = did_you_mean(name, existing)
+    return f"the cluster has no datacenter {name}; {near and f'{near} '}it has {', '.join(existing)}"
 
 
 def _explain(error: NoHostAvailable, settings: ClusterSettings) -> ClusterError:

@@ -112,6 +112,11 @@ def _reporting(problems: Problems) -> Iterator[None]:
 def _check_output(arguments: argparse.Namespace) -> None:
     if arguments.format in ("parquet", "arrow") and arguments.output is None:
         raise InspectError(f"--format {arguments.format} makes a file: say which with --output FILE")
+    for option, its_format in (("raw", "jsonl"), ("remaining_ttl", "cql")):
+        if getattr(arguments, option) and arguments.format != its_format:
+            raise InspectError(f"--{option.replace('_', '-')} is for --format {its_format}")
+    if getattr(arguments, "conf", None) and arguments.schema is not None:
+        raise InspectError("--conf is for --contact-point and --history: --schema needs none")
 
 
 def _schema(arguments: argparse.Namespace) -> Schema:

@@ -23,6 +23,7 @@ from ringsync.cluster.session import ClusterError, connect, endpoint_of, explain
 from ringsync.config import Config
 from ringsync.config.sync import DEFAULT_QUEUE, Sync
 from ringsync.cql.identifiers import printable
+from ringsync.service.name_checks import check_logins, check_nodes
 from ringsync.service.table_checks import CheckError, check_cdc_logs, check_readable, tell_tables
 from ringsync.wiring import cluster_settings, kafka_settings, store_of
 
@@ -71,6 +72,7 @@ def check_cluster(config: Config) -> list[str]:
     with _asked(config) as session:
         if is_scylla(session):
             return check_cdc_logs(session, config)
+        remarks = check_nodes(session.cluster.metadata.all_hosts(), config)
         nodes = read_nodes(session, config.sync)
         rows = session.execute("SELECT keyspace_name, table_name, cdc FROM system_schema.tables")
         names = sorted((row.keyspace_name, row.table_name) for row in rows if row.cdc)
@@ -78,7 +80,7 @@ def check_cluster(config: Config) -> list[str]:
         for table, name in tables.items():
             if config.sync.follows(table):
                 check_readable(session, *name)
-    return [*tell_tables([*tables], config.sync), *judge_nodes(nodes, config)]
+    return [*tell_tables([*tables], config.sync), *judge_nodes(nodes, config), *remarks]
 
 
 def is_of_scylla(config: Config) -> bool:
@@ -286,5 +288,11 @@ def check_registry(config: Config) -> list[str]:
     return [f"{registry.url} answers, {len(subjects)} subjects"]
 
 
-CHECKS = {"cluster": check_cluster, "store": check_store, "kafka": check_kafka, "schema registry": check_registry}
+CHECKS = {
+    "cluster": check_cluster,
+    "store": check_store,
+    "kafka": check_kafka,
+    "schema registry": check_registry,
+    "logins": check_logins,
+}
 """Checks by what they look at."""

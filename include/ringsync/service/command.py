@@ -50,7 +50,11 @@ def start(arguments: argparse.Namespace, console: Console) -> ExitCode:
         if loop not in expected.loops and not loop.startswith((BOOTSTRAPS, REPROCESS, PROOFS)):
             forget(store, loop)
     store.delete(STOP_KEY)
-    _switch_on(client_of(config), expected)
+    try:
+        _switch_on(client_of(config), expected)
+    except AirflowError as error:
+        say_error(f"{error}; some DAGs may be on and others off: run cdcservice start again, or cdcservice stop")
+        return ExitCode.COMPLETED_WITH_ERRORS
     say(console, f"started: {', '.join(expected.all_dags)}; cdcservice status shows how they stand")
     seen = told_before(before, expected)
     reports = wait_for_workers(store, expected, seen, arguments.timeout, lambda text: say(console, text))
@@ -126,9 +130,19 @@ def stop(arguments: argparse.Namespace, console: Console) -> ExitCode:
     expected = expected_in(config, store)
     # This object comes first: it ends the loops even while Airflow is away.
     store.put(STOP_KEY, json.dumps({"at_ms": int(time.time() * 1000)}).encode())
-    for dag in expected.dags:
-        client.set_paused(dag, True)
-    busy = wait_until_idle(client, expected.dags, arguments.timeout, console)
+    on = list(expected.dags)
+    try:
+        while on:
+            client.set_paused(on[0], True)
+            del on[0]
+        busy = wait_until_idle(client, expected.dags, arguments.timeout, console)
+    except AirflowError as error:
+        say_error(error)
+        say(console, "the loops end all the same, after their cycle: the object store tells them to")
+        if on:
+            say(console, f"still on in Airflow: {', '.join(on)}; the loops that it begins end at once")
+        say(console, "run cdcservice stop again when Airflow answers")
+        return ExitCode.COMPLETED_WITH_ERRORS
     if busy:
         say_error(
             f"after {arguments.timeout:.0f} s these tasks still run: {', '.join(busy)}; they end when they are done, "

@@ -10,12 +10,12 @@ from collections.abc import Callable
 from typing import Any
 
 from ringsync.cql.identifiers import parse_table_name, printable
-from ringsync.terminal import count, moment, parsed, seconds
+from ringsync.terminal import count, goes_only_with, moment, parsed, seconds
 
 SERVICE_CODES = """\
 exit codes: 0 done, or all is well; 1 start: a worker cannot use cdc_raw of its nodes, a CDC log cannot be read, or
-there was no report in time; stop: tasks have not ended in time; status: something is wrong; 3 configuration, connection
-or rights: nothing was started; 4 interrupted"""
+there was no report in time; stop: tasks have not ended in time, or Airflow could not be told; status: something is
+wrong; 3 configuration, connection or rights: nothing was done; 4 interrupted"""
 
 START_TIMEOUT_S = 300.0
 """Seconds that ``start`` waits for the workers by default: Airflow and Spark need a minute or two to start."""
@@ -58,6 +58,7 @@ def add_service(commands: Any, add_conf: Callable[[argparse.ArgumentParser], Non
         timeout_s=START_TIMEOUT_S,
     )
     start.add_argument("--check", action="store_true", help="check only, start nothing")
+    start.set_defaults(mistake=goes_only_with(start, "--check", "--conf"))
     add(
         "stop",
         "ringsync.service.command:stop",

@@ -9,7 +9,7 @@ from typing import Any
 
 from ringsync.cql.identifiers import parse_column_names, parse_table_patterns, printable
 from ringsync.ring.tokens import parse_token_range
-from ringsync.terminal import count, parsed
+from ringsync.terminal import count, goes_only_with, parsed
 
 RUN_CODES = """\
 exit codes: 0 done; 1 done, with differences or errors; 2 given up, too many errors; 3 fatal: arguments,
@@ -66,9 +66,11 @@ def add_bootstrap(commands: Any, add_conf: Callable[[argparse.ArgumentParser], N
         "--cancel", action="store_true", help="end an unfinished bootstrap of the table; its stream goes on"
     )
     bootstrap.add_argument("--dry-run", action="store_true", help="check and plan only, copy nothing")
+    cancels_only = goes_only_with(bootstrap, "--cancel", "--table", "--tables-from", "--conf")
     bootstrap.set_defaults(
         command="ringsync.service.runs:bootstrap",
         dag="bootstrap_table",
+        mistake=lambda arguments: _names_tables(arguments) or cancels_only(arguments),
         parameters=("mode", "splits", "columns", "token_range", "where", "restart", "verify", "enable_cdc", "dry_run"),
     )
 
@@ -86,7 +88,7 @@ def add_verify(commands: Any, add_conf: Callable[[argparse.ArgumentParser], None
     )
     _common(verify, add_conf)
     verify.add_argument("--repair", action="store_true", help="read ranges that differ again, and correct the replica")
-    verify.set_defaults(dag="replica_verify", parameters=("repair",))
+    verify.set_defaults(mistake=_names_tables, dag="replica_verify", parameters=("repair",))
 
 
 def add_limits(commands: Any, add_conf: Callable[[argparse.ArgumentParser], None]) -> None:
@@ -123,6 +125,10 @@ def _common(parser: argparse.ArgumentParser, add_conf: Callable[[argparse.Argume
     add_conf(parser)
     parser.add_argument("--wait", action="store_true", help="follow the run to its end and show its result")
     parser.set_defaults(command="ringsync.service.runs:run_dag")
+
+
+def _names_tables(arguments: argparse.Namespace) -> str:
+    return "" if arguments.table or arguments.tables_from else "the following arguments are required: --table"
 
 
 def _tables(text: str) -> str:

@@ -1,0 +1,80 @@
+"""Names and logins of the configuration, before anything is started."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ringsync.cluster.session import no_datacenter
+from ringsync.config import Config
+from ringsync.service.name_checks import check_logins, check_nodes
+from ringsync.service.table_checks import CheckError
+
+HOSTS = [
+    SimpleNamespace(datacenter=dc, endpoint=SimpleNamespace(address=address), host_id=f"id-{address}")
+    for dc, address in (("dc1", "10.0.0.1"), ("dc2", "10.0.0.2"))
+]
+PASSWORD = {"username": "u", "password": {"env": "P"}}
+OAUTH = {"client_id": "c", "client_secret": {"env": "S"}}
+
+
+def configured(cassandra: dict[str, Any] | None = None, **sections: Any) -> Config:
+    document = {"server_name": "s", "store": {"url": "/lake"}, **sections}
+    return Config.model_validate({**document, "cassandra": {"contact_points": ["10.0.0.1"], **(cassandra or {})}})
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("DC1", "the cluster has no datacenter DC1; did you mean dc1? it has dc1, dc2"),
+        ("dc_2", "the cluster has no datacenter dc_2; did you mean dc2? it has dc1, dc2"),
+        ("europe", "the cluster has no datacenter europe; it has dc1, dc2"),
+    ],
+)
+def test_a_datacenter_that_is_not_there(name: str, message: str) -> None:
+    assert no_datacenter(name, ["dc1", "dc2"]) == message
+    with pytest.raises(CheckError) as caught:
+        check_nodes(HOSTS, configured(sync={"datacenters": ["dc2", name]}))
+    assert str(caught.value) == f"sync.datacenters: {message}"
+    assert check_nodes(HOSTS, configured(sync={"datacenters": ["dc2"]})) == []
+
+
+def test_nodes_that_are_not_there() -> None:
+    queues = {"10.0.0.1": "a", "id-10.0.0.2": "b", "10.0.0.9": "c"}
+    config = configured(sync={"queue_of_node": queues}, sstable={"nodes": {"10.0.0.8": {}}})
+    assert check_nodes(HOSTS, config) == [
+        "warning: sync.queue_of_node: 10.0.0.9 is neither the address nor the host id of a node",
+        "warning: sstable.nodes: 10.0.0.8 is neither the address nor the host id of a node",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        (configured(), []),
+        (configured(PASSWORD), ["cassandra.password"]),
+        (configured({**PASSWORD, "tls": {}}), []),
+        (configured({**PASSWORD, "contact_points": ["127.0.0.1"]}), []),
+        (configured(airflow={"url": "http://airflow:8080"}), ["airflow.password"]),
+        (configured(airflow={"url": "https://airflow"}), []),
+        (
+            configured(kafka={"bootstrap_servers": ["k:1"], "sasl_mechanism": "PLAIN", **PASSWORD}),
+            ["the login to the brokers (kafka.sasl_mechanism)"],
+        ),
+        (configured(kafka={"bootstrap_servers": ["k:1"], "sasl_mechanism": "PLAIN", "tls": {}, **PASSWORD}), []),
+        (
+            configured(
+                kafka={
+                    **{"bootstrap_servers": ["k:1"], "tls": {}, "sasl_mechanism": "OAUTHBEARER"},
+                    "oauth": {**OAUTH, "token_url": "http://t/token"},
+                    "schema_registry_url": "http://r:8081",
+                    "schema_registry_login": {"oauth": {**OAUTH, "token_url": "https://t/token"}},
+                }
+            ),
+            ["kafka.schema_registry_login", "kafka.oauth.client_secret"],
+        ),
+    ],
+)
+def test_secrets_that_would_go_unencrypted(config: Config, told: list[str]) -> None:
+    remarks = check_logins(config)
+    assert [one.removeprefix("warning: ").partition(" goes over")[0] for one in remarks] == told
