@@ -331,6 +331,11 @@ def test_settings_of_tables_that_match_a_pattern(tmp_path: Path) -> None:
         ({"airflow": {"url": "127.0.0.1:8080"}}, r"airflow\.url: must be like http://host:port"),
         ({"airflow": {"url": "http://a:99999"}}, r"airflow\.url: must be like http://host:port"),
         ({"airflow": {"password": {"env": "$PASSWORD"}}}, r"airflow\.password\.env: must be the name of an env"),
+        (
+            {"kafka": {"bootstrap_servers": ["b:1"], "topic_name": {"a.b": "a b"}}},
+            r"topic_name\.a\.b: must be the name of",
+        ),
+        ({"kafka": {"bootstrap_servers": ["b:1"], "topic_name": {"a.*": "a"}}}, r"topic_name\.a\.\*: 'a\.\*' is not a"),
         ({"state": {"replication": {"class": "x'} --"}}}, r"state\.replication\.class: must be as in CQL"),
         ({"Sync": {}}, r"Sync: unknown key; did you mean sync\?"),
         ({"metrics": {"file": "x"}}, r"metrics\.file: unknown key; known keys here: prometheus_file"),

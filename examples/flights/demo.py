@@ -303,7 +303,7 @@ def copy_while_writing(config: Config, session: Any, console: Console) -> Outcom
         raise ServerError(f"changes could not be written: {type(writer.error).__name__}: {writer.error}")
     written, written_until_ms = sum(writer.written.values()), int(time.time() * 1000) + LOG_SYNC_MS
     console.print(f"{written:,} changes were written, now they are published")
-    store, kafka = store_of(config), config.kafka is not None
+    store, kafka = store_of(config), config.kafka_topic if config.kafka else None
     waited = told(
         console,
         f"Waiting until the windows of {WINDOW_MS // 1000} s have closed, and all is published",

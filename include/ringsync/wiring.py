@@ -41,7 +41,8 @@ def kafka_settings(config: Config) -> KafkaSettings | None:
     from ringsync.streams.kafka.client import KafkaSettings
 
     secrets = {key: secret.resolve(key) for key, secret in kafka.secrets("kafka").items()}
-    return KafkaSettings(**{**dict(kafka), "password": secrets.get("kafka.password")})
+    own = {"topic_name": config.kafka_topics, "password": secrets.get("kafka.password")}
+    return KafkaSettings(**{**dict(kafka), **own})
 
 
 def sink_of(config: Config) -> Callable[[], Sink] | None:

@@ -8,7 +8,7 @@ import pytest
 from ringsync.cluster.session import no_datacenter
 from ringsync.config import Config
 from ringsync.service.name_checks import check_logins, check_nodes
-from ringsync.service.table_checks import CheckError
+from ringsync.service.table_checks import CheckError, check_topics
 
 HOSTS = [
     SimpleNamespace(datacenter=dc, endpoint=SimpleNamespace(address=address), host_id=f"id-{address}")
@@ -78,3 +78,31 @@ def test_nodes_that_are_not_there() -> None:
 def test_secrets_that_would_go_unencrypted(config: Config, told: list[str]) -> None:
     remarks = check_logins(config)
     assert [one.removeprefix("warning: ").partition(" goes over")[0] for one in remarks] == told
+
+
+BROKERS = {"bootstrap_servers": ["k:1"]}
+
+
+@pytest.mark.parametrize(
+    ("tables", "topic_name", "message"),
+    [
+        (["shop.orders", "shop.items"], {}, ""),
+        (["shop.eu_orders", "shop_eu.orders"], {}, "s.shop.eu_orders and s.shop_eu.orders, which Kafka takes for one"),
+        (["crm.v2_user_events", "crm_v2.user_events"], {}, "{crm_v2.user_events: s-crm_v2-user_events}"),
+        (["shop.eu_orders", "shop_eu.orders"], {"shop_eu.orders": "s-shop_eu-orders"}, ""),
+        (["shop.eu_orders", "shop_eu.orders"], {"SHOP.EU_ORDERS": "other"}, ""),
+        (["shop.eu_orders", "shop_eu.orders"], {"shop_eu.orders": "s_shop_eu.orders"}, "s_shop_eu.orders, which"),
+        (["a.b", "a.c"], {"a.b": "same", "a.c": "same"}, "the topics same and same"),
+        (['shop."a-b"', 'shop."a+b"'], {}, ""),
+    ],
+)
+def test_topics_that_kafka_takes_for_one(tables: list[str], topic_name: dict[str, str], message: str) -> None:
+    config = configured(kafka={**BROKERS, "topic_name": topic_name})
+    assert check_topics(tables, configured()) == []
+    if not message:
+        assert check_topics(tables, config) == []
+        return
+    with pytest.raises(CheckError) as caught:
+        check_topics(tables, config)
+    assert message in str(caught.value)
+    assert "kafka.topic_name: {" in str(caught.value)

@@ -195,7 +195,7 @@ class World:
             QUEUES,
             self.now_ms + SYNC_MS,
             timeout_s,
-            kafka=True,
+            kafka=str,
             tell=lambda left: (told if told is not None else []).append(left),
             clock=lambda: self.now_ms / 1000,
             sleep=self.tick,

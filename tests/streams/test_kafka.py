@@ -173,10 +173,14 @@ def test_parts_without_an_index_are_relayed(broker: KafkaBroker, tmp_path: Path)
 def test_json(broker: KafkaBroker, tmp_path: Path) -> None:
     stream = outbox(tmp_path, "demo.shop.json")
     publish(stream, "bootstrap-a", notes(0, 200))
-    with KafkaTopics(settings_of(broker, serialisation="json", partitions=1)) as kafka:
-        assert relay(stream.store, stream.topic, kafka, sink_topic="other.name").messages == 200
-        with pytest.raises(CursorError, match=r"kafka.json is about the topic 'other.name', not 'demo.shop.json'"):
-            relay(stream.store, stream.topic, kafka)
+    as_json = settings_of(broker, serialisation="json", partitions=1)
+    with KafkaTopics(replace(as_json, topic_name={stream.topic: "other.name"})) as kafka:
+        assert relay(stream.store, stream.topic, kafka).messages == 200
+    with (
+        KafkaTopics(as_json) as kafka,
+        pytest.raises(CursorError, match=r"kafka.json is about the topic 'other.name', not 'demo.shop.json'"),
+    ):
+        relay(stream.store, stream.topic, kafka)
     records = read_topic(broker.bootstrap, "other.name")
     found = kafka_messages(records, json_payload, json_payload)
     expected = published(stream)
@@ -184,8 +188,8 @@ def test_json(broker: KafkaBroker, tmp_path: Path) -> None:
         message["value"]["after"]["paid"] = f"{number}.50"
     assert found == expected
     stream.store.delete(f"streams/{stream.topic}/kafka.json")
-    with KafkaTopics(settings_of(broker, serialisation="json", json_schemas=False, partitions=1)) as kafka:
-        relay(stream.store, stream.topic, kafka, sink_topic="without.schemas")
+    with KafkaTopics(replace(as_json, json_schemas=False, topic_name={stream.topic: "without.schemas"})) as kafka:
+        relay(stream.store, stream.topic, kafka)
     bare = read_topic(broker.bootstrap, "without.schemas")
     assert [json.loads(record.value) for record in bare] == [json_payload(record.value, 1) for record in records]
     schema = json.loads(records[0].key)["schema"]
@@ -284,3 +288,15 @@ def test_what_a_broker_refuses_is_said(broker: KafkaBroker, tmp_path: Path) -> N
         pytest.raises(RelayError, match=r"refuses, topic demo\.shop\.refused: .*replication"),
     ):
         relay(stream.store, stream.topic, kafka)
+
+
+def test_a_topic_that_kafka_takes_for_another(broker: KafkaBroker, tmp_path: Path) -> None:
+    first, second = outbox(tmp_path, "demo.shop.eu_notes"), outbox(tmp_path, "demo.shop_eu.notes")
+    for stream in (first, second):
+        publish(stream, "bootstrap-a", notes(0, 10))
+    with KafkaTopics(settings_of(broker)) as kafka:
+        relay(first.store, first.topic, kafka)
+        with pytest.raises(RelayError, match=r"collides with .*kafka\.topic_name"):
+            relay(second.store, second.topic, kafka)
+    with KafkaTopics(replace(settings_of(broker), topic_name={second.topic: "demo.shop-eu.notes"})) as kafka:
+        assert relay(second.store, second.topic, kafka).messages == 10

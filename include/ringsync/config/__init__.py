@@ -15,6 +15,7 @@ import ringsync.config.sections as sections
 from ringsync.config.document import explain, read_document, real_problems
 from ringsync.config.sections import ConfigError, Section, Tls, connection_variable
 from ringsync.config.sync import DEFAULT_QUEUE, Kafka, Metrics, Sync
+from ringsync.cql.identifiers import parse_table_name, portable_name
 
 __all__ = ["DEFAULT_QUEUE", "Config", "ConfigError", "Kafka", "Tls", "connection_variable", "load_config"]
 
@@ -53,6 +54,16 @@ class Config(Section):
                 "(commitlog_processor_window_count × …_interval_ms), or late copies would be published again"
             )
         return self
+
+    @property
+    def kafka_topics(self) -> dict[str, str]:
+        """The topics of Kafka whose names are not those of their streams, by these (``kafka.topic_name``)."""
+        names = self.kafka.topic_name if self.kafka else {}
+        return {f"{self.server_name}.{portable_name(*parse_table_name(table))}": name for table, name in names.items()}
+
+    def kafka_topic(self, stream: str) -> str:
+        """Name Kafka's topic of a stream."""
+        return self.kafka_topics.get(stream, stream)
 
     def airflow_connections(self, *sections: str) -> tuple[str, ...]:
         """List the ids of the Airflow connections that hold secrets of some sections."""

@@ -21,7 +21,7 @@ from ringsync.config.sections import (
     Url,
     matching,
 )
-from ringsync.cql.identifiers import parse_table_name, parse_table_pattern
+from ringsync.cql.identifiers import parse_table_name, parse_table_pattern, printable
 
 AfterImage = Literal["source", "replica", "none"]
 BucketBy = Literal["write_time", "arrival"]
@@ -37,6 +37,13 @@ def _checked_pattern(text: str) -> str:
     return str(parse_table_pattern(text))
 
 
+def _checked_name(text: str) -> str:
+    return ".".join(map(printable, parse_table_name(text)))
+
+
+TableName = Annotated[str, AfterValidator(_checked_name)]
+"""``keyspace.table`` as in CQL."""
+
 Pattern = Annotated[str, AfterValidator(_checked_pattern)]
 """``keyspace.table`` as in CQL, where ``*`` stands for any characters."""
 
@@ -46,6 +53,9 @@ _QUEUE = matching(
 )
 _PORT = r"(6553[0-5]|655[0-2]\d|65[0-4]\d\d|6[0-4]\d{3}|[1-5]\d{4}|[1-9]\d{0,3})"
 _ADDRESS = matching(rf"(\[[0-9A-Fa-f:.]+\]|[^\s:/,@]+):{_PORT}", "host:port, e.g. kafka-1:9092")
+
+
+_TOPIC = matching(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}", "the name of a topic: up to 249 letters, digits and . _ -")
 
 
 class TableSync(Section):
@@ -167,6 +177,7 @@ class Kafka(Section):
     partitions: Annotated[int, Field(ge=1)] = 4
     replication_factor: Annotated[int, Field(ge=1)] | None = None
     partition_by: Literal["partition_key", "primary_key"] = "partition_key"
+    topic_name: dict[TableName, Annotated[str, _TOPIC]] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _login_is_whole(self) -> Kafka:

@@ -24,7 +24,7 @@ from ringsync.config import Config
 from ringsync.config.sync import DEFAULT_QUEUE, Sync
 from ringsync.cql.identifiers import printable
 from ringsync.service.name_checks import check_logins, check_nodes
-from ringsync.service.table_checks import CheckError, check_cdc_logs, check_readable, tell_tables
+from ringsync.service.table_checks import CheckError, check_cdc_logs, check_readable, check_topics, tell_tables
 from ringsync.wiring import cluster_settings, kafka_settings, store_of
 
 if TYPE_CHECKING:
@@ -80,6 +80,7 @@ def check_cluster(config: Config) -> list[str]:
         for table, name in tables.items():
             if config.sync.follows(table):
                 check_readable(session, *name)
+    check_topics(filter(config.sync.follows, tables), config)
     return [*tell_tables([*tables], config.sync), *judge_nodes(nodes, config), *remarks]
 
 

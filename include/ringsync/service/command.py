@@ -190,9 +190,8 @@ def wait(arguments: argparse.Namespace, console: Console) -> ExitCode:
             say(console, f"waiting: {left}")
             printed = left
 
-    waited = wait_until_published(
-        store_of(config), config.sync, synced_ms, arguments.timeout, kafka=config.kafka is not None, tell=tell
-    )
+    kafka = config.kafka_topic if config.kafka else None
+    waited = wait_until_published(store_of(config), config.sync, synced_ms, arguments.timeout, kafka, tell)
     if waited.left:
         say_error(f"not all is published: {waited.left}")
         return ExitCode.COMPLETED_WITH_ERRORS

@@ -137,7 +137,7 @@ def wait_until_published(
     sync: Sync,
     synced_ms: int,
     timeout_s: float,
-    kafka: bool = False,
+    kafka: Callable[[str], str] | None = None,
     tell: Callable[[str], None] = lambda left: None,
     clock: Callable[[], float] = time.time,
     sleep: Callable[[float], None] = time.sleep,
@@ -146,6 +146,7 @@ def wait_until_published(
 
     :param synced_ms: time of the last write plus the nodes' ``commitlog_sync_period``, ms since the epoch. Scylla's CDC
         logs have a write at once
+    :param kafka: names Kafka's topic of a stream; None: there is no Kafka
     :param tell: function that is called with what is left, again and again
     :raises StorageError: the store cannot be read
     """
@@ -173,7 +174,7 @@ def wait_until_published(
         seen = patience.until_nothing(lambda seen: passes_left(seen, passes))
         if kafka:
             folders: dict[str, set[str]] = {}
-            seen = patience.until_nothing(lambda seen: kafka_left(store, seen, folders))
+            seen = patience.until_nothing(lambda seen: kafka_left(store, kafka, seen, folders))
     except _NotPublishedError as error:
         return Waited(str(error), ())
     return Waited("", tuple(_notes(seen)))
@@ -304,9 +305,12 @@ def passes_left(seen: Seen, passes: dict[str, int | None]) -> Iterator[Left]:
                 yield Left(CLOSE, f"the replica of {table} has pass {status['replica_pass']} of {last}")
 
 
-def kafka_left(store: ObjectStore, seen: Seen, folders: dict[str, set[str]]) -> Iterator[Left]:
+def kafka_left(
+    store: ObjectStore, topic_of: Callable[[str], str], seen: Seen, folders: dict[str, set[str]]
+) -> Iterator[Left]:
     """Yield the topics whose Kafka copy lacks folders.
 
+    :param topic_of: names Kafka's topic of a stream
     :param folders: the folders to wait for, by topic: all that are published at the first call
     """
     yield from _unseen(seen)
@@ -319,7 +323,7 @@ def kafka_left(store: ObjectStore, seen: Seen, folders: dict[str, set[str]]) -> 
         if not folders[topic]:
             continue
         try:
-            cursor = CursorObject(store, topic, topic).load()
+            cursor = CursorObject(store, topic, topic_of(topic)).load()
         except CursorError as error:
             yield Left(CLOSE, str(error))
             continue

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ringsync.cluster.generations import Streams, has_tablets, read_generation, read_times, vnode_streams
@@ -11,7 +11,7 @@ from ringsync.cluster.scylla import CdcOptions, options_in
 from ringsync.config import Config
 from ringsync.config.sections import Scylla
 from ringsync.config.sync import Sync
-from ringsync.cql.identifiers import printable, quote
+from ringsync.cql.identifiers import parse_table_name, portable_name, printable, quote
 from ringsync.scylla.log_schema import LOG_SUFFIX
 from ringsync.sources.cdc_log import grouped
 
@@ -43,6 +43,7 @@ def check_cdc_logs(session: Any, config: Config) -> list[str]:
             remarks += _judge_log(table, cdc[keyspace, name])
             check_readable(session, keyspace, name)
             check_readable(session, keyspace, name + LOG_SUFFIX)
+    check_topics(filter(sync.follows, tables), config)
     told = tell_tables([*tables], sync, _OPTION)
     load = tell_load(requests_of_a_round(session, followed), len(followed), config.scylla)
     return [*told, f"ScyllaDB: changes come from the logs (*{LOG_SUFFIX}), by CQL", *load, *remarks]
@@ -98,6 +99,25 @@ def _judge_log(table: str, options: CdcOptions) -> list[str]:
             f"warning: the log of {table} keeps its rows for {options.ttl_s:,} s only (ttl): what was not read until "
             "then is lost"
         ]
+    return []
+
+
+def check_topics(tables: Iterable[str], config: Config) -> list[str]:
+    """Check that Kafka does not take the topics of two tables for one: it knows no difference between ``.`` and ``_``
+    (C: Topic.hasCollision), and would refuse the second.
+
+    :param tables: names of the tables that are followed, ``keyspace.table`` as in CQL
+    :raises CheckError: it does
+    """
+    owners: dict[str, tuple[str, str]] = {}
+    for table in sorted(tables) if config.kafka else ():
+        topic = config.kafka_topic(f"{config.server_name}.{portable_name(*parse_table_name(table))}")
+        first, before = owners.setdefault(topic.replace(".", "_"), (table, topic))
+        if first != table:
+            raise CheckError(
+                f"{first} and {table} would have the topics {before} and {topic}, which Kafka takes for one: choose "
+                f"another name for one of them, e.g. kafka.topic_name: {{{table}: {topic.replace('.', '-')}}}"
+            )
     return []
 
 

@@ -51,7 +51,6 @@ def relay(
     topic: str,
     sink: Sink,
     *,
-    sink_topic: str | None = None,
     folders: Sequence[str] | None = None,
     stop: Callable[[], bool] = lambda: False,
     tell: Callable[[Cursor], None] = lambda cursor: None,
@@ -61,7 +60,6 @@ def relay(
     If several relays copy one topic at once, only the one that began last can continue; the others raise.
 
     :param topic: topic of the file stream
-    :param sink_topic: topic of the sink; None: the same name
     :param folders: published folders to copy, in order; if there are none, or their numbers show a gap, the relay lists
         the folders after the newest that the sink has. None: all, beginning :data:`LOOK_BACK` before this newest one
     :param stop: called after every part, and after long waits; True ends the relay, which has then stored its cursor
@@ -73,7 +71,7 @@ def relay(
     :raises CursorError: the cursor is damaged or belongs to another topic of the sink
     :raises StreamError: a folder is not published, damaged, or does not follow its schemas; the sink has all before it
     """
-    stream, target = FileStream(store, topic), sink_topic or topic
+    stream, target = FileStream(store, topic), sink.topic_of(topic)
     place = CursorObject(store, topic, target, sink.name)
     cursor = place.load()
     tell(cursor)
@@ -95,15 +93,7 @@ def relay(
         sink.give_up(target)
         if whole and isinstance(error, Exception):
             parts = iter(range(1, whole))
-            relay(
-                store,
-                topic,
-                sink,
-                sink_topic=sink_topic,
-                folders=folders,
-                stop=lambda: stop() or next(parts, None) is None,
-                tell=tell,
-            )
+            relay(store, topic, sink, folders=folders, stop=lambda: stop() or next(parts, None) is None, tell=tell)
         raise
 
 

@@ -54,6 +54,9 @@ class Sink(Protocol):
         :raises BrokerUnavailableError: no answer
         """
 
+    def topic_of(self, stream: str) -> str:
+        """Name the sink's topic of a file stream."""
+
     def open(self, topic: str) -> bool:
         """Make sure that the sink answers, the topic exists, and no process that opened it before can send to it.
 

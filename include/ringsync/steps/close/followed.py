@@ -100,5 +100,5 @@ class Followed:
         if self._feed.status(topic) is None:
             return True
         last = pass_folder(max(pass_numbers(self._store, table_id), default=0))
-        cursor = CursorObject(self._store, topic, topic).load()
+        cursor = CursorObject(self._store, topic, self._config.kafka_topic(topic)).load()
         return all(folder in cursor for folder in FileStream(self._store, topic).folders() if folder <= last)

@@ -134,7 +134,7 @@ class SinkFeed:
 
     def producers(self) -> int:
         """Count the topics that have a producer."""
-        return sum(topic.sink.is_open(topic.name) for topic in self._all())
+        return sum(topic.sink.is_open(topic.target) for topic in self._all())
 
     def _is_full(self) -> bool:
         files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -199,7 +199,7 @@ class SinkFeed:
                 self._is_crowded = bool(queue)
         for topic in topics:
             if not topic.is_running and now - topic.tried_at > IDLE_S:
-                topic.sink.give_up(topic.name)
+                topic.sink.give_up(topic.target)
 
     def _begin(self, topic: _Topic, now: float) -> None:
         topic.is_running, topic.tried_at = True, now
@@ -214,11 +214,11 @@ class SinkFeed:
         self._in_doubt = self._in_doubt or isinstance(error, BrokerUnavailableError)
 
     def _relay(self, topic: _Topic) -> None:
-        is_kept = topic.sink.is_open(topic.name)
+        is_kept = topic.sink.is_open(topic.target)
         try:
             self._try(topic)
             if not is_kept and self._is_full():
-                topic.sink.give_up(topic.name)
+                topic.sink.give_up(topic.target)
         except Exception as error:
             self._failed(topic, error)
         finally:
@@ -256,6 +256,7 @@ def _has_place(room: Collection[_Topic], now: float) -> bool:
 class _Topic:
     """A topic and how it fares. Times are by the monotonic clock.
 
+    :ivar target: the sink's topic
     :ivar sink: connection of the topic, for the thread that relays it
     :ivar folders: folders that are known and not relayed yet
     :ivar look_at: time of the next look for others; minus infinity: the first is still to come
@@ -264,7 +265,7 @@ class _Topic:
     """
 
     def __init__(self, name: str, sink: Sink) -> None:
-        self.name = name
+        self.name, self.target = name, sink.topic_of(name)
         self.sink = sink
         self.folders: list[str] = []
         self.look_at = self.tried_at = -math.inf

@@ -10,7 +10,7 @@ import math
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import repeat
@@ -102,6 +102,7 @@ class KafkaSettings:
     :ivar replication_factor: replication factor of new topics; None: the brokers' default
     :ivar partition_by: choice of a message's partition: by the token of Cassandra's partition key, so that all messages
         of a Cassandra partition are in one; or by the message's whole key, as Java's producers do it
+    :ivar topic_name: names of topics that are not those of their streams, by these
     :ivar answer_timeout_s: longest time for a broker's answer
     :ivar delivery_timeout_s: longest time in which Kafka takes nothing
     """
@@ -120,6 +121,7 @@ class KafkaSettings:
     partitions: int = 4
     replication_factor: int | None = None
     partition_by: PartitionBy = "partition_key"
+    topic_name: Mapping[str, str] = field(default_factory=dict)
     answer_timeout_s: float = 10.0
     delivery_timeout_s: float = 60.0
 
@@ -198,6 +200,10 @@ class KafkaTopics:
             yield
         finally:
             self.waits_since = math.inf
+
+    def topic_of(self, stream: str) -> str:
+        """Name the topic of a stream: :meth:`Sink.topic_of`."""
+        return self.settings.topic_name.get(stream, stream)
 
     def open(self, topic: str) -> bool:
         """Begin transactions, after the topic was created if there is none: :meth:`Sink.open`."""
@@ -373,6 +379,8 @@ class KafkaTopics:
                 f"Kafka at {servers} refuses, {where}: {reason}; allow Write and Describe on transactional ids that "
                 f"begin with {TRANSACTIONAL_IDS}"
             )
+        if error.code() == KafkaError.TOPIC_EXCEPTION:
+            reason += "; if another topic has a name that Kafka takes for the same, choose one in kafka.topic_name"
         if error.code() in _REFUSED:
             return RelayError(f"Kafka at {servers} refuses, {where}: {reason}")
         return BrokerUnavailableError(f"Kafka at {servers} is not available, {where}: {reason}")
