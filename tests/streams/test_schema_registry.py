@@ -160,13 +160,13 @@ def test_a_token(server: MockRegistry, secret: Path) -> None:
 def test_a_token_that_no_header_may_have_is_not_shown(server: MockRegistry, secret: Path, token: str) -> None:
     secret.write_bytes(token.encode())
     registry = SchemaRegistry(server.url, login=RegistryLogin(token=Secret(file=str(secret))))
-    with pytest.raises(ConfigError, match=r"kafka\.schema_registry_login\.token: .* end of a line") as caught:
+    with pytest.raises(ConfigError, match=r"kafka\.schema_registry_login\.token: .*(end of a line|several lines)") as caught:
         registry.register(SUBJECT, SCHEMA)
     assert token[:4] not in str(caught.value)
     assert server.asked == []
 
 
-@pytest.mark.parametrize(("content", "reason"), [(b"", "the token is empty"), (b"\xff\xfe", "is not text in UTF-8")])
+@pytest.mark.parametrize(("content", "reason"), [(b"", "is empty"), (b"\xff\xfe", "is not text in UTF-8")])
 def test_a_secret_that_is_none_is_told_as_such(server: MockRegistry, secret: Path, content: bytes, reason: str) -> None:
     secret.write_bytes(content)
     registry = SchemaRegistry(server.url, login=RegistryLogin(token=Secret(file=str(secret))))
