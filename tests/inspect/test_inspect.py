@@ -274,6 +274,24 @@ def test_one_unreadable_segment_does_not_hide_the_others(run: Run, log: Path, sc
     assert out.splitlines() == [line for line in everything if order(line)[0] != first.name]
 
 
+@pytest.mark.parametrize("kind", ["commitlog", "idx"])
+def test_what_has_gone_since_it_was_found_does_not_hide_the_rest(
+    run: Run, log: Path, schema: Path, kind: str, tmp_path: Path
+) -> None:
+    """A dangling link is found and cannot be read, as a segment that was removed meanwhile."""
+    arguments = ["commitlog", log, "--schema", schema] if kind == "commitlog" else ["idx", log]
+    everything = run(*arguments)[1].splitlines()
+    lost = segments(log)[0] if kind == "commitlog" else min(log.glob("*_cdc.idx"))
+    lost.unlink()
+    lost.symlink_to(tmp_path / "nowhere")
+    code, out, err = run(*arguments)
+    assert code == 3
+    assert lost.name in err
+    assert "Traceback" not in err
+    assert 0 < len(out.splitlines()) < len(everything)
+    assert set(out.splitlines()) <= set(everything)
+
+
 def test_indexes_are_shown_with_their_segments(run: Run, log: Path) -> None:
     indexes = sorted(log.glob("*_cdc.idx"))
     indexes[1].write_text("4711")

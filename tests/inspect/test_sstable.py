@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import time
 from collections import Counter
@@ -267,6 +268,42 @@ def test_without_a_schema_the_sstables_name_the_columns(run: Run, orders: Path) 
     for line, known in zip(parsed(out), with_schema, strict=True):
         assert list(line["partition_key"].values()) == list(known["partition_key"].values())
         assert line.get("cells") == known.get("cells")
+
+
+def test_a_schema_without_ids_is_taken_by_name(run: Run, orders: Path, tmp_path: Path) -> None:
+    """As DESCRIBE SCHEMA prints it; the folder's name has the table's id."""
+    known = parsed(run(orders, "--merge")[1])
+    text = (orders / "schema.cql").read_text()
+    without = re.sub(r"WITH ID = \S+\s+AND", "WITH", text)
+    assert without != text
+    (orders / "schema.cql").unlink()
+    (tmp_path / "described.cql").write_text(without)
+    code, out, err = run(orders, "--merge", "--schema", tmp_path / "described.cql")
+    assert (code, err) == (0, "")
+    assert parsed(out) == known
+    (tmp_path / "other.cql").write_text(without.replace("shop.orders", "shop.items"))
+    code, out, err = run(orders, "--schema", tmp_path / "other.cql")
+    assert (code, out) == (3, "")
+    assert "the schema does not have shop.orders" in err
+
+
+def test_a_schema_that_is_no_text_is_told(run: Run, orders: Path) -> None:
+    (orders / "schema.cql").write_bytes(b"\xff\xfe")
+    code, out, err = run(orders)
+    assert (code, out) == (3, "")
+    assert "ringsync: error: " in err
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_dangling_link_does_not_hide_the_others(run: Run, orders: Path, mode: list[str], tmp_path: Path) -> None:
+    lost = min(orders.glob("*-Data.db"))
+    lost.unlink()
+    lost.symlink_to(tmp_path / "nowhere")
+    code, out, err = run(orders, *mode)
+    assert code != 0
+    assert lost.name in err
+    assert "Traceback" not in err
+    assert parsed(out)
 
 
 def test_one_file_is_read_alone(run: Run, orders: Path) -> None:

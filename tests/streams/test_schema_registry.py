@@ -160,7 +160,7 @@ def test_a_token(server: MockRegistry, secret: Path) -> None:
 def test_a_token_that_no_header_may_have_is_not_shown(server: MockRegistry, secret: Path, token: str) -> None:
     secret.write_bytes(token.encode())
     registry = SchemaRegistry(server.url, login=RegistryLogin(token=Secret(file=str(secret))))
-    with pytest.raises(ConfigError, match=r"kafka\.schema_registry_login\.token: .*(end of a line|several lines)") as caught:
+    with pytest.raises(ConfigError, match=r"registry_login\.token: .*(end of a line|several lines)") as caught:
         registry.register(SUBJECT, SCHEMA)
     assert token[:4] not in str(caught.value)
     assert server.asked == []

@@ -10,9 +10,12 @@ import pyarrow as pa
 from ringsync.cql.codec.encode import encode, partition_key_bytes
 from ringsync.cql.natives import NATIVES
 from ringsync.cql.tokens import Token, Tokens
-from ringsync.cql.types import CqlType, Native
+from ringsync.cql.types import CqlType, ListType, Native, VectorType, arrow_type
 
 _NANOSECONDS = 1_000_000_000
+
+Literal = Token | list["Literal"]
+"""A literal, or those between brackets."""
 
 
 class PartitionKeyError(ValueError):
@@ -22,8 +25,8 @@ class PartitionKeyError(ValueError):
 def parse_partition_key(text: str, types: Sequence[CqlType]) -> bytes:
     """Read the values of a partition key.
 
-    :param text: a literal for each column, with commas between them; ``0x…`` is a value of any type, as Cassandra
-        serialises it
+    :param text: a literal for each column, with commas between them; ``[…]`` is a vector or a list, and ``0x…`` a value
+        of any type, as Cassandra serialises it
     :param types: types of the columns
     :returns: the key as Cassandra serialises it
     :raises PartitionKeyError: the text is no key of these types
@@ -38,7 +41,11 @@ def parse_partition_key(text: str, types: Sequence[CqlType]) -> bytes:
     return bytes(partition_key_bytes([_encoded(*pair) for pair in zip(literals, types, strict=True)])[0].as_py())
 
 
-def _literal(tokens: Tokens) -> Token:
+def _literal(tokens: Tokens) -> Literal:
+    if tokens.accept("["):
+        items = tokens.listed(lambda: _literal(tokens))
+        tokens.expect("]")
+        return items
     token, sign = tokens.next, "-" if tokens.accept("-") else ""
     word = tokens.next
     if word.kind == "name" and word.value in ("nan", "infinity"):
@@ -46,26 +53,43 @@ def _literal(tokens: Tokens) -> Token:
         return Token("number", sign + word.text, sign + word.value, token.offset)
     if not sign and (word.kind in ("string", "uuid", "blob", "number") or word.value in ("true", "false")):
         return tokens.take()
-    tokens.fail("a number, 'text', uuid, 0x… blob, true or false")
+    tokens.fail("a number, 'text', uuid, 0x… blob, true, false or […]")
 
 
-def _encoded(literal: Token, cql_type: CqlType) -> pa.Array:
+def _encoded(literal: Literal, cql_type: CqlType) -> pa.Array:
     """Serialise a value: an array of one.
 
     :raises PartitionKeyError: the literal is no value of the type
     """
     try:
-        if literal.kind == "blob":
+        if isinstance(literal, Token) and literal.kind == "blob":
             return pa.array([bytes.fromhex(literal.value[2:])], pa.binary())
-        if not isinstance(cql_type, Native):
-            raise ValueError("write it as Cassandra serialises it, 0x…")
-        kinds, convert = _FORMS.get(cql_type.name, (("number",), str))
-        if literal.kind not in kinds:
-            raise ValueError(f"write {' or '.join(_CALLED[kind] for kind in kinds)}")
-        arrow = NATIVES[cql_type.name].arrow
-        return encode(cql_type, pa.array([convert(literal.value)]).cast(arrow))
+        return encode(cql_type, pa.array([_value(literal, cql_type)], arrow_type(cql_type)))
     except (ValueError, pa.ArrowException) as error:
-        raise PartitionKeyError(f"key: {literal.text} is not a value of type {cql_type}: {error}") from None
+        shown = literal.text if isinstance(literal, Token) else "[…]"
+        raise PartitionKeyError(f"key: {shown} is not a value of type {cql_type}: {error}") from None
+
+
+def _value(literal: Literal, cql_type: CqlType) -> Any:
+    """Convert a literal to what Arrow takes for a value of the type.
+
+    :raises ValueError: it is none
+    """
+    match cql_type:
+        case VectorType(element) | ListType(element) if isinstance(literal, list):
+            if isinstance(cql_type, VectorType) and len(literal) != cql_type.dimension:
+                raise ValueError(f"it has {len(literal)} elements")
+            return [_value(item, element) for item in literal]
+        case VectorType() | ListType():
+            raise ValueError("write [value, value, …]")
+        case Native(name) if isinstance(literal, Token):
+            kinds, convert = _FORMS.get(name, (("number",), str))
+            if literal.kind not in kinds:
+                raise ValueError(f"write {' or '.join(_CALLED[kind] for kind in kinds)}")
+            return pa.array([convert(literal.value)]).cast(NATIVES[name].arrow)[0]
+        case Native():
+            raise ValueError("write one value, without brackets")
+    raise ValueError("write it as Cassandra serialises it, 0x…")
 
 
 def _microseconds(text: str) -> int:

@@ -25,7 +25,7 @@ from ringsync.formats.keystores.passwords import KeystoreError
 from ringsync.images.times import UnrepresentableValueError
 from ringsync.images.values import shown_values, values_schema
 from ringsync.inspect.commitlog import Inspection
-from ringsync.inspect.files import InspectError, find_files, index_text, read_indexes, replaced
+from ringsync.inspect.files import InspectError, find_files, index_text, read_indexes, replaced, size_of
 from ringsync.inspect.history import last_write_us, recorded_schema
 from ringsync.inspect.outputs import ArrowFile, CqlLines, JsonLines, Output
 from ringsync.inspect.problems import Problems
@@ -49,7 +49,7 @@ def inspect_commitlog(arguments: argparse.Namespace, _console: Console) -> ExitC
         keys = keys_in(arguments.keystore, os.environ) if arguments.keystore else None
         schema = _schema_of_history(arguments, paths, keys, problems) if arguments.history else _schema(arguments)
         tables = choose_tables(schema, arguments.tables)
-        sizes = {path: path.stat().st_size for path in paths}
+        sizes = {path: size_of(path) for path in paths}
         with _target(arguments.output) as file, _progress(sizes, arguments.output is None) as progress:
             output = _output(arguments, file, tables, problems)
             inspection = Inspection(tables, output, problems, arguments.ignore_idx, keys, progress)

@@ -41,6 +41,14 @@ def find_files(paths: Sequence[Path], pattern: str) -> list[Path]:
     return files
 
 
+def size_of(path: Path) -> int:
+    """Return the bytes of a file; 0 if it has gone since it was found: whoever reads it tells that."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
 def index_path(segment: Path) -> Path:
     """Return the path of a segment's index."""
     return segment.with_name(index_name(segment.name))
@@ -91,6 +99,7 @@ def _segment(path: Path, problems: Problems) -> dict[str, Any] | None:
     try:
         with path.open("rb") as file:
             descriptor = read_descriptor(file.read(_DESCRIPTOR_ROOM), path.name)
+            size = os.fstat(file.fileno()).st_size
     except FileNotFoundError:
         return None
     except (OSError, SegmentError) as error:
@@ -101,7 +110,7 @@ def _segment(path: Path, problems: Problems) -> dict[str, Any] | None:
         "id": descriptor.segment_id,
         "version": descriptor.version,
         "codec": descriptor.codec,
-        "bytes": path.stat().st_size,
+        "bytes": size,
     }
 
 

@@ -85,7 +85,7 @@ def find_table(
     try:
         found = together([files_in_folder(path) for path in paths])
         table, sources = choose_table(found, name, schema)
-    except (SSTableFilesError, SSTableError, OSError) as error:
+    except (SSTableFilesError, SSTableError, OSError, UnicodeDecodeError) as error:
         raise InspectError(str(error)) from error
     folders = [path.resolve() for path in paths if path.is_dir()]
     # Beside a file that is named, other files are not asked for.

@@ -179,7 +179,11 @@ def choose_table(
         one: None
         for described in ([schema] if schema else [parse_schema(text, _SCHEMA) for text in files.schemas])
         for one in described.tables
-        if (one.table_id == table_id if table_id else name in (None, (one.keyspace, one.name)))
+        if (
+            one.table_id == table_id
+            if table_id and one.table_id
+            else ((keyspace, table) if table_id else name) in (None, (one.keyspace, one.name))
+        )
     }
     if len(known) > 1:
         names = ", ".join(sorted({one.full_name for one in known}))
