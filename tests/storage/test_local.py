@@ -13,6 +13,7 @@ from typing import Any
 import google_crc32c
 import pytest
 
+from ringsync.service.checks import tell_readers
 from ringsync.storage import local
 from ringsync.storage.local import LocalStore
 from ringsync.storage.port import (
@@ -478,3 +479,21 @@ def test_a_path_must_name_a_folder(path: str) -> None:
 def test_errors_are_storage_errors() -> None:
     for error in (AlreadyExistsError, ChecksumError, NotFoundError, UnavailableError, VersionMismatchError):
         assert issubclass(error, StorageError)
+
+
+@pytest.mark.parametrize(("there", "mode"), [(None, 0o700), (0o750, 0o750), (0o2770, 0o2770), (0o755, 0o755)])
+def test_who_may_read_is_decided_by_the_folder(tmp_path: Path, there: int | None, mode: int) -> None:
+    """It keeps all others out of what is inside, even of files that other programs write by their own umask."""
+    before = os.umask(0o022)
+    try:
+        folder = tmp_path / "above" / "lake"
+        if there is not None:
+            folder.mkdir(parents=True)
+            folder.chmod(there)
+        store = LocalStore(folder)
+        store.put(KEY, OLD)
+        assert folder.stat().st_mode & 0o7777 == mode
+        assert folder.parent.stat().st_mode & 0o7777 == 0o755
+        assert bool(tell_readers(store)) == bool(mode & 0o001)
+    finally:
+        os.umask(before)

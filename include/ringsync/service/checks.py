@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import stat
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -25,6 +26,8 @@ from ringsync.config.sync import DEFAULT_QUEUE, Sync
 from ringsync.cql.identifiers import printable
 from ringsync.service.name_checks import check_logins, check_nodes
 from ringsync.service.table_checks import CheckError, check_cdc_logs, check_readable, check_topics, tell_tables
+from ringsync.storage.local import LocalStore
+from ringsync.storage.port import ObjectStore
 from ringsync.wiring import cluster_settings, kafka_settings, store_of
 
 if TYPE_CHECKING:
@@ -217,7 +220,14 @@ def check_store(config: Config) -> list[str]:
             raise CheckError(f"{store.url}: what was put into {key} is not what is there (store.url)")
     finally:
         store.delete(key)
-    return [f"{store.url} can be written and read"]
+    return [f"{store.url} can be written and read", *tell_readers(store)]
+
+
+def tell_readers(store: ObjectStore) -> list[str]:
+    """Return a remark if everybody on this machine can read a store in a folder."""
+    if isinstance(store, LocalStore) and os.stat(store.path).st_mode & stat.S_IXOTH:
+        return [f"warning: every user of this machine can read {store.url}: chmod o-rwx {store.path} (docs/storage.md)"]
+    return []
 
 
 def check_kafka(config: Config) -> list[str]:

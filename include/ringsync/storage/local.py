@@ -77,8 +77,8 @@ class _Link:
 
 
 class LocalStore:
-    """Objects as files below one folder. The first put makes the folder. Once it was seen, it must stay: where it was
-    mounted, an empty folder is left, which is not the store.
+    """Objects as files below one folder. The first put makes the folder, for this user only. Once it was seen, it must
+    stay: where it was mounted, an empty folder is left, which is not the store.
 
     The methods are those of :class:`ringsync.storage.port.ObjectStore`; ``stat`` and ``list`` read files made by others
     for their checksums, and ``delete`` removes folders that become empty, too. Symbolic links inside the folder are not
@@ -362,7 +362,8 @@ class LocalStore:
         """
         known = self._inode_of_root
         if create and known is None:
-            self.path.mkdir(parents=True, exist_ok=True)
+            # What is inside is open to whom this folder is: also the files that Spark writes, by its own umask.
+            self.path.mkdir(0o700, parents=True, exist_ok=True)
         gone = port.UnavailableError(f"{self.url} is not the folder any more that it was: is it mounted?")
         try:
             folder = os.open(self.path, _FOLDER_FLAGS)
