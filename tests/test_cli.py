@@ -55,6 +55,8 @@ def run(configuration: Path) -> Run:
         (["limits", "--rows-per-s", "0"], "'0' is not a number above 0, nor none"),
         (["limits", "--concurrent-requests", "1.5"], "'1.5' is not a whole number from 1"),
         (["sync"], "invalid choice: 'sync'"),
+        (["bootstrap", "--table", "a.b", "--token-range", "-5:9"], "such as --token-range=-5:9"),
+        (["bootstrap", "--table", "a.b", "--where", ""], "argument --where: it is empty"),
         (["bootstrap", "--table", "a.b", "--token-range=5:5"], "'5:5' is the whole ring"),
         (["bootstrap", "--table", "a.b", "--cancel", "--dry-run"], "--cancel does not go with --dry-run"),
         (["bootstrap", "--table", "a.b", "--cancel", "--wait", "--restart"], "does not go with --restart, --wait"),

@@ -28,6 +28,8 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Exit with code 3, fatal: argparse's own 2 means too many errors here."""
         self.print_usage(sys.stderr)
+        if message.endswith("--token-range: expected one argument"):
+            message += ", such as --token-range=-5:9: a number below 0 alone looks like an option"
         self.exit(ExitCode.FATAL, f"ringsync: error: {message}; see {self.prog} --help\n")
 
 

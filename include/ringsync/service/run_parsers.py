@@ -54,7 +54,9 @@ def add_bootstrap(commands: Any, add_conf: Callable[[argparse.ArgumentParser], N
         metavar="START:END",
         help="copy only tokens above START, up to END; --token-range=-5:9 if START is negative",
     )
-    bootstrap.add_argument("--where", metavar="CQL", help="copy only rows whose key fits, e.g. \"day >= '2026-01-01'\"")
+    bootstrap.add_argument(
+        "--where", type=_where, metavar="CQL", help="copy only rows whose key fits, e.g. \"day >= '2026-01-01'\""
+    )
     bootstrap.add_argument(
         "--restart", action="store_true", help="begin anew, even if an unfinished bootstrap could be continued"
     )
@@ -152,6 +154,12 @@ def _requests(text: str) -> int:
 
 def _columns(text: str) -> str:
     return ",".join(printable(name) for name in parse_column_names(text))
+
+
+def _where(text: str) -> str:
+    if not text.strip():
+        raise argparse.ArgumentTypeError("it is empty: leave the option out to copy all rows")
+    return text
 
 
 def _token_range(text: str) -> str:

@@ -9,7 +9,7 @@ import pytest
 
 from ringsync.formats.sstable.errors import SSTableError
 from ringsync.formats.sstable.names import Descriptor, LeftOut, find_sstables, parse_path
-from ringsync.formats.sstable.source import LocalSource, find_local
+from ringsync.formats.sstable.source import LocalSource, _files_in, find_local
 from tests.formats.sstable.files import sources, unpacked
 from tests.sstables.fixtures import FIXTURES
 
@@ -182,3 +182,13 @@ def test_a_file_that_is_not_there_is_none(tmp_path: Path) -> None:
     source = LocalSource(Descriptor("nb", "1", "big", str(tmp_path)))
     assert source.read("CRC.db") is None
     assert source.size("CRC.db") is None
+
+
+def test_a_folder_that_vanishes_while_files_are_looked_for_holds_nothing(tmp_path: Path) -> None:
+    """A snapshot is cleared just then."""
+    (tmp_path / "cleared").mkdir()
+    (tmp_path / "file").touch()
+    found = _files_in(tmp_path)
+    assert next(found).endswith("/file")
+    (tmp_path / "cleared").rmdir()
+    assert list(found) == []

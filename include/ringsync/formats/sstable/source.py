@@ -101,4 +101,5 @@ def _files_in(folder: Path) -> Iterator[str]:
 
 
 def _refuse(error: OSError) -> None:
-    raise error
+    if not isinstance(error, FileNotFoundError):  # a folder that has gone meanwhile holds nothing
+        raise error
