@@ -20,12 +20,12 @@ from ringsync.cql.types import CqlType, ListType, MapType, Native, UserType
 from ringsync.images.live import shown_rows
 from ringsync.images.schema import lake_names, row_image_schema
 from ringsync.replica import evolve
-from ringsync.replica.base import ReplicaMismatchError, SchemaChangedError, base_folder
+from ringsync.replica.base import base_folder
 from ringsync.replica.changes import StaleStateError, append_pass
 from ringsync.replica.delta_log import ConcurrentCommitError, DataFile, read_snapshot
+from ringsync.replica.errors import ReplicaMismatchError, ReplicaWaitsError, SchemaChangedError
 from ringsync.replica.evolve import (
     Piece,
-    ReplicaWaitsError,
     RewriteNeededError,
     RewriteTask,
     follow_schema,

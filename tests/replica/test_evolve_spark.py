@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from ringsync.cql.types import ListType, MapType
 from ringsync.images.live import shown_rows
 from ringsync.images.schema import row_image_schema
-from ringsync.replica.base import ReplicaMismatchError, SchemaChangedError
+from ringsync.replica.errors import ReplicaMismatchError, SchemaChangedError
 from ringsync.replica.evolve import follow_schema
 from ringsync.replica.lookup import images_between
 from ringsync.replica.merge import merge_changes

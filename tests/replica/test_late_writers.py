@@ -12,7 +12,8 @@ from pyspark.sql import SparkSession
 from ringsync.replica import merge
 from ringsync.replica.changes import StaleStateError, outdate_merges
 from ringsync.replica.compare import repair
-from ringsync.replica.evolve import ReplicaWaitsError, rewrite
+from ringsync.replica.errors import ReplicaWaitsError
+from ringsync.replica.evolve import rewrite
 from ringsync.replica.merge import MergeResult, merge_changes
 from ringsync.replica.table import ReplicaTable
 from ringsync.schema.table import TableSchema

@@ -23,7 +23,7 @@ from ringsync.replica.delta_log import ConcurrentCommitError, read_snapshot
 from ringsync.schema.table import TableSchema
 from ringsync.state.bootstrap import CANCELLED, PUBLISHING, SCANNING, Bootstrap, CommittedRange, LostOwnershipError
 from ringsync.status import BOOTSTRAPS, read_statuses
-from ringsync.steps.application import Application
+from ringsync.steps.application import Application, StepError
 from ringsync.steps.bootstrap import leftovers as bootstrap_leftovers
 from ringsync.steps.bootstrap import prepare as bootstrap_prepare
 from ringsync.steps.bootstrap.cancel import end
@@ -183,6 +183,18 @@ def worlds(tmp_path: Path) -> Iterator[tuple[int, World]]:
 
 
 REFUSED = (BootstrapReplacedError, LostOwnershipError, ConcurrentCommitError)
+
+
+def test_what_a_vacuum_has_removed_before_it_was_published_is_noticed(world: World) -> None:
+    """To Delta, files that no version names are left over."""
+    before = rows_of_replica(world)
+    lost = next(key for key in world.files(A) if key.startswith(FOLDER))
+    world.store.delete(lost)
+    with pytest.raises(StepError, match=f"1 files of this bootstrap are gone, the first is part-{A}-.* VACUUM"):
+        world.publish(A)
+    assert rows_of_replica(world) == before
+    world.finish(B)
+    world.check_goes_on()
 
 
 def test_who_wakes_up_behind_its_check_publishes_nothing(world: World) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from deltalake import DeltaTable
 
 from ringsync.changes.identity import TableVersion
 from ringsync.config import load_config
@@ -104,6 +106,31 @@ def test_a_replica_does_not_go_on_behind_passes_that_are_forgotten(lake: Lake) -
     found.catch_up()
     change(lake, found, 6)
     assert (found.status()["replica_error"], found.status()["replica_pass"]) == (None, found.last)
+
+
+@pytest.mark.parametrize("part", ["base", "changes"])
+def test_a_replica_that_somebody_has_forbidden_to_write_waits_alone(lake: Lake, part: str) -> None:
+    """The status says why and what to do; the stream goes on, and the passes are kept however long that takes."""
+    bootstrap(lake, "b1")
+    found = follow_ups(lake)
+    change(lake, found, 1)
+    delta = DeltaTable(lake.store.uri(f"replica/shop/t/{part}").removeprefix("file://"))
+    delta.alter.set_table_properties({"delta.appendOnly": "true"})
+    change(lake, found, 2)
+    waiting = found.last
+    hours_go_by(lake)
+    found = follow_ups(lake)
+    change(lake, found, 3)
+    status = found.status()
+    assert re.search(
+        rf"/{part}: .* has the property delta.appendOnly .* in Spark: ALTER TABLE", status["replica_error"]
+    )
+    assert (status["published_pass"], status["last_pass"]) == (found.last, found.last)
+    assert waiting in pass_numbers(lake.store, TABLE.table_id)
+    delta.alter.set_table_properties({"delta.appendOnly": "false"})
+    change(lake, found, 4)
+    assert (found.status()["replica_error"], found.status()["replica_pass"]) == (None, found.last)
+    assert rows_of_replica(lake) == {(number, number): "c" for number in range(1, 5)}
 
 
 def test_the_replica_follows_the_schema_and_passes_that_wait_for_it_are_kept(lake: Lake) -> None:

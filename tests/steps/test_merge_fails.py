@@ -15,7 +15,7 @@ from ringsync.config import ConfigError, load_config
 from ringsync.cql.types import Native
 from ringsync.replica import changes
 from ringsync.replica import merge as replica_merge
-from ringsync.replica.base import ReplicaMismatchError
+from ringsync.replica.errors import ReplicaMismatchError
 from ringsync.replica.evolve import RewriteNeededError
 from ringsync.schema.table import Column, TableSchema
 from ringsync.steps.application import Application, ExitCode, StepError

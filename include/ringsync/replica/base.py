@@ -6,11 +6,14 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema
 
 import ringsync
 from ringsync.images.schema import lake_names, row_image_schema
 from ringsync.replica.delta_log import DataFile, DeltaSnapshot, replace_all
+from ringsync.replica.errors import ReplicaMismatchError, ReplicaWaitsError, SchemaChangedError
+from ringsync.replica.features import columns_differ, restored
 from ringsync.schema.table import TableSchema
 from ringsync.storage.port import ObjectStore
 
@@ -19,14 +22,6 @@ PROPERTY_PREFIX = "ringsync."
 MERGE = "ringsync-merge"
 """Application id of the Delta transaction of the base whose version is the Delta version of the last merge, or of the
 last commit that replaced or repaired the base. A merge that was prepared for an earlier version commits nothing."""
-
-
-class ReplicaMismatchError(Exception):
-    """The replica's folder holds the replica of another table, or of another schema of this table."""
-
-
-class SchemaChangedError(ReplicaMismatchError):
-    """The replica has another version of the table's schema (:mod:`ringsync.replica.evolve`)."""
 
 
 def replica_folder(keyspace: str, table: str) -> str:
@@ -77,11 +72,15 @@ def check_table_id(uri: str, found: Mapping[str, str], table: TableSchema) -> No
     :param found: ringsync's properties of the Delta table
     :raises ReplicaMismatchError: the replica belongs to another table
     """
-    if found.get("table_id") != table.table_id:
+    if "table_id" not in found:
         raise ReplicaMismatchError(
-            f"{uri} is the replica of table id {found.get('table_id', 'unknown')}, but {table.full_name} now "
-            f"has {table.table_id}: the table was dropped and created again. Trigger bootstrap_table to rebuild the "
-            "replica"
+            f"{uri} has none of ringsync's properties any more: somebody has replaced it. Trigger bootstrap_table to "
+            "rebuild the replica"
+        )
+    if found["table_id"] != table.table_id:
+        raise ReplicaMismatchError(
+            f"{uri} is the replica of table id {found['table_id']}, but {table.full_name} now has {table.table_id}: "
+            "the table was dropped and created again. Trigger bootstrap_table to rebuild the replica"
         )
 
 
@@ -97,6 +96,19 @@ def check_same_schema(uri: str, found: Mapping[str, str], table: TableSchema) ->
         raise SchemaChangedError(
             f"the schema of {table.full_name} changed since the replica {uri} was made: it follows with the next pass, "
             "or with the next run of replica_merge; a replica of selected columns needs bootstrap_table again"
+        )
+
+
+def check_columns(uri: str, found: DeltaSnapshot, schema: pa.Schema) -> None:
+    """Check that a Delta table has the columns that ringsync has given it, in any order.
+
+    :param schema: the table's schema by ringsync
+    :raises ReplicaWaitsError: somebody has changed the columns
+    """
+    if name := columns_differ(found.metadata["schemaString"], from_arrow_schema(schema).json()):
+        raise ReplicaWaitsError(
+            f"{uri}: somebody has changed the column {name}: the columns of a replica are those of its table, so keep "
+            f"your own in another table (docs/replica.md). Passes wait. Run in Spark: {restored(f'delta.`{uri}`')}"
         )
 
 
@@ -165,7 +177,8 @@ def replace_base(
     :param properties: further properties, stored as ``ringsync.<name>``
     :param transaction: application id of the Delta transaction; the base takes each only once
     :param from_pass: number of the first pass whose changes may be missing from these files
-    :param deletion_vectors: whether later writers may mark rows deleted; if not, repairs rewrite whole files
+    :param deletion_vectors: whether later writers may mark rows deleted, unless somebody has forbidden it in the table;
+        if not, repairs rewrite whole files
     :returns: the Delta version
     :raises ConcurrentCommitError: another writer has committed since ``before``
     """
@@ -183,11 +196,9 @@ def replace_base(
         before,
         files,
         schema=from_arrow_schema(row_image_schema(table)).json(),
-        properties={
-            "delta.enableDeletionVectors": str(deletion_vectors).lower(),
-            "delta.dataSkippingStatsColumns": "token",
-            **{PROPERTY_PREFIX + name: value for name, value in ours.items()},
-        },
+        properties={PROPERTY_PREFIX + name: value for name, value in ours.items()}
+        | ({} if deletion_vectors else {"delta.enableDeletionVectors": "false"}),
+        defaults={"delta.enableDeletionVectors": "true", "delta.dataSkippingStatsColumns": "token"},
         transaction=transaction,
         now_ms=now_ms,
         deletion_vectors=deletion_vectors,

@@ -30,6 +30,7 @@ from ringsync.replica.base import (
     PROPERTY_PREFIX,
     base_folder,
     changes_folder,
+    check_columns,
     check_same_schema,
     identity,
     properties_of,
@@ -45,6 +46,7 @@ from ringsync.replica.delta_log import (
     remove,
     replace_all,
 )
+from ringsync.replica.features import writer_features
 from ringsync.schema.table import TableSchema
 from ringsync.storage.port import ObjectStore
 
@@ -129,6 +131,7 @@ def replica_state(
     :param known: cache: an unchanged table is not read again
     :raises ReplicaMismatchError: the replica belongs to another table id
     :raises SchemaChangedError: base or changes have another version of the schema
+    :raises ReplicaWaitsError: somebody has changed columns of base or changes, or switched on what is not honoured
     """
     base, changes = snapshots(store, table, known)
     return _state(store, table, base, changes, options or {}) if base.version >= 0 else None
@@ -317,7 +320,8 @@ def write_checkpoint(
         # "_last_checkpoint", which names the others, comes last.
         for made in sorted(set(copy.iterdir()) - before):
             store.put(f"{folder}/_delta_log/{made.name}", made.read_bytes())
-    if forget_old_commits:
+    # After a feature was dropped, Delta's own tools know which commits may go.
+    if forget_old_commits and "checkpointProtection" not in writer_features(read_snapshot(store, folder).protocol):
         DeltaTable(delta_path(store.uri(folder)), storage_options=dict(options)).cleanup_metadata()
 
 
@@ -347,14 +351,15 @@ def _begin(store: ObjectStore, table: TableSchema, base: DeltaSnapshot, before: 
         before,
         [],
         schema=from_arrow_schema(changes_schema(table)).json(),
-        properties={
+        properties={PROPERTY_PREFIX + name: value for name, value in own.items()},
+        defaults={
             "delta.dataSkippingStatsColumns": f"token,{VERSION}",
             # Every merge empties the table: older versions serve only queries that are still running.
             "delta.logRetentionDuration": "interval 6 hours",
             "delta.deletedFileRetentionDuration": "interval 24 hours",
-            **{PROPERTY_PREFIX + name: value for name, value in own.items()},
         },
-        transaction=f"base-{own['base']}",
+        # Somebody may have restored the table to a version before it belonged to this base.
+        transaction=f"base-{own['base']}-{before.version}",
         now_ms=now_ms,
         deletion_vectors=False,
         also={SYNC: _last_pass_of(base)},
@@ -370,10 +375,13 @@ def _state(
 ) -> ReplicaState:
     uri = store.uri(base_folder(table.keyspace, table.name))
     found = properties_of(base)
+    changes_uri = store.uri(changes_folder(table.keyspace, table.name))
     check_same_schema(uri, found, table)
     belongs = belong_together(base, changes)
     if belongs:
-        check_same_schema(store.uri(changes_folder(table.keyspace, table.name)), properties_of(changes), table)
+        check_same_schema(changes_uri, properties_of(changes), table)
+        check_columns(changes_uri, changes, changes_schema(table))
+    check_columns(uri, base, row_image_schema(table))
     # Bases of older versions do not say from when they know of deletions: take the end of their reading.
     deletions_from_us = int(found.get("deletions_from_us") or found.get("read_until_us") or found.get("as_of_us", "0"))
     repaired_from_us, repaired_until_us = base.transactions.get(REPAIR, 0), base.updated_ms.get(REPAIR, 0) * 1000
@@ -381,7 +389,7 @@ def _state(
     written = [int(file["modificationTime"]) for file in changes.files] if belongs else []
     return ReplicaState(
         base_uri=uri,
-        changes_uri=store.uri(changes_folder(table.keyspace, table.name)),
+        changes_uri=changes_uri,
         base=found.get("base", ""),
         base_version=base.version,
         changes_version=changes.version if belongs else -1,

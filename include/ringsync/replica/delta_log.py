@@ -14,20 +14,25 @@ import re
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 import ringsync
+from ringsync.replica.errors import ReplicaWaitsError
+from ringsync.replica.features import (
+    Action,
+    refusal,
+    with_deletion_vectors,
+    with_metadata,
+    with_row_ids,
+    writer_features,
+)
 from ringsync.storage.port import AlreadyExistsError, ObjectStore, Stat
-
-Action = dict[str, Any]
 
 _COMMIT = re.compile(r"_delta_log/(\d{20})\.json$")
 _CHECKPOINT = re.compile(r"_delta_log/(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10}))?\.parquet$")
-_DELETION_VECTORS = "deletionVectors"
 _FORMAT: Action = {"provider": "parquet", "options": {}}
 
 
@@ -63,6 +68,7 @@ class DeltaSnapshot:
     :ivar files: ``add`` actions of the live files
     :ivar transactions: version of each transaction by its application id
     :ivar updated_ms: when each transaction's files were written, ms since the epoch, if the log says it
+    :ivar domains: configuration of each metadata domain
     """
 
     version: int = -1
@@ -71,6 +77,12 @@ class DeltaSnapshot:
     files: tuple[Action, ...] = ()
     transactions: Mapping[str, int] = field(default_factory=dict)
     updated_ms: Mapping[str, int] = field(default_factory=dict)
+    domains: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def configuration(self) -> dict[str, str]:
+        """The table's properties."""
+        return dict(self.metadata.get("configuration") or {})
 
     @property
     def rows(self) -> int:
@@ -102,7 +114,8 @@ def read_snapshot(store: ObjectStore, folder: str, known: KnownSnapshots | None 
 
     :param folder: key of the table's folder in the store
     :param known: cache: an unchanged log is not read again
-    :raises DeltaLogError: commits are missing, or the table uses features that this reader does not know
+    :raises DeltaLogError: commits are missing
+    :raises ReplicaWaitsError: the table has features that ringsync does not honour
     """
     known = {} if known is None else known
     log = list(store.list(f"{folder}/_delta_log/"))
@@ -125,6 +138,7 @@ def _replay(store: ObjectStore, folder: str, keys: Sequence[str]) -> DeltaSnapsh
     updated_ms: dict[str, int] = {}
     protocol: Action = {}
     metadata: Action = {}
+    domains: dict[str, str] = {}
     actions = [action for key in checkpoint for action in _checkpoint_actions(store.get(key))]
     for number in range(start + 1, version + 1):
         actions += [json.loads(line) for line in store.get(commits[number]).splitlines() if line.strip()]
@@ -142,13 +156,11 @@ def _replay(store: ObjectStore, folder: str, keys: Sequence[str]) -> DeltaSnapsh
                 protocol = content
             case "metaData":
                 metadata = content
-    unknown = set(protocol.get("readerFeatures") or ()) - {_DELETION_VECTORS}
-    if unknown:
-        raise DeltaLogError(
-            f"{store.uri(folder)} uses Delta features that ringsync never switches on ({', '.join(sorted(unknown))}): "
-            "move the folder elsewhere, or drop these features with Delta's own tools"
-        )
-    return DeltaSnapshot(version, protocol, metadata, tuple(live.values()), transactions, updated_ms)
+            case "domainMetadata":
+                domains[content["domain"]] = "" if content.get("removed") else content["configuration"]
+    if reason := refusal(store.uri(folder), protocol, metadata, domains):
+        raise ReplicaWaitsError(reason)
+    return DeltaSnapshot(version, protocol, metadata, tuple(live.values()), transactions, updated_ms, domains)
 
 
 def log_from_checkpoint(store: ObjectStore, folder: str) -> list[str]:
@@ -169,6 +181,7 @@ def replace_all(
     *,
     schema: str,
     properties: Mapping[str, str],
+    defaults: Mapping[str, str],
     transaction: str,
     now_ms: int,
     deletion_vectors: bool = True,
@@ -176,9 +189,13 @@ def replace_all(
 ) -> int:
     """Replace all files of the table by these, in one commit; create the table if it is not there.
 
+    What others have given the table stays: properties, features, its name, comments of columns.
+
     :param before: the table's snapshot when the caller decided to replace it
     :param schema: the table's schema as Spark's JSON
-    :param properties: table properties; Delta must know those named ``delta.…``
+    :param properties: all properties ``ringsync.…``, which only ringsync sets
+    :param defaults: properties that the table gets if it has no others of their names; Delta must know those named
+        ``delta.…``
     :param transaction: application id of the transaction; the table takes each only once
     :param also: versions of further transactions by application id; they may be lower than before
     :param deletion_vectors: whether later writers may mark rows deleted instead of rewriting files
@@ -188,17 +205,19 @@ def replace_all(
     if transaction in before.transactions:
         return before.transactions[transaction]
     version = before.version + 1
+    kept = {name: value for name, value in before.configuration.items() if not name.startswith("ringsync.")}
     actions = [
-        {"commitInfo": _commit_info("Overwrite", files, properties, before, now_ms)},
+        _commit_info("Overwrite", files, properties, before, now_ms),
         {"protocol": _protocol(before.protocol, deletion_vectors)},
         {
             "metaData": {
-                "id": before.metadata.get("id") or str(uuid.uuid4()),
+                "id": str(uuid.uuid4()),
+                "createdTime": now_ms,
+                **before.metadata,
                 "format": _FORMAT,
-                "schemaString": schema,
+                "schemaString": with_metadata(schema, before.metadata.get("schemaString", "")),
                 "partitionColumns": [],
-                "configuration": dict(properties),
-                "createdTime": before.metadata.get("createdTime") or now_ms,
+                "configuration": {**defaults, **kept, **properties},
             }
         },
         # The transaction's version is the table's, so that a repeated call can return it.
@@ -206,7 +225,7 @@ def replace_all(
         *({"remove": _removal(content, now_ms)} for content in before.files),
         *({"add": _addition(file)} for file in files),
     ]
-    return _commit(store, folder, version, actions)
+    return _commit(store, folder, before, actions)
 
 
 def append(
@@ -228,11 +247,11 @@ def append(
     :raises ConcurrentCommitError: another writer has committed since ``before``
     """
     actions = [
-        {"commitInfo": _commit_info("Append", files, {}, before, now_ms)},
+        _commit_info("Append", files, {}, before, now_ms),
         *_transactions(transactions, now_ms),
         *({"add": _addition(file, constants)} for file in files),
     ]
-    return _commit(store, folder, before.version + 1, actions)
+    return _commit(store, folder, before, actions)
 
 
 def remove(store: ObjectStore, folder: str, before: DeltaSnapshot, files: Sequence[Action], *, now_ms: int) -> int:
@@ -243,9 +262,9 @@ def remove(store: ObjectStore, folder: str, before: DeltaSnapshot, files: Sequen
     :returns: the new version
     :raises ConcurrentCommitError: another writer has committed since ``before``
     """
-    info = {**_commit_info("Overwrite", [], {}, before, now_ms), "operation": "DELETE", "operationParameters": {}}
-    actions = [{"commitInfo": info}, *({"remove": _removal(content, now_ms)} for content in files)]
-    return _commit(store, folder, before.version + 1, actions)
+    info = _commit_info("Overwrite", [], {}, before, now_ms, operation="DELETE")
+    actions = [info, *({"remove": _removal(content, now_ms)} for content in files)]
+    return _commit(store, folder, before, actions)
 
 
 def set_schema(
@@ -261,20 +280,44 @@ def set_schema(
     :returns: the new version
     :raises ConcurrentCommitError: another writer has committed since ``before``
     """
-    info = {**_commit_info("Overwrite", [], properties, before, now_ms), "operation": "REPLACE COLUMNS"}
-    configuration = {**(before.metadata.get("configuration") or {}), **properties}
-    metadata = {**before.metadata, "format": _FORMAT, "schemaString": schema, "configuration": configuration}
-    actions = [{"commitInfo": {**info, "operationParameters": {}}}, {"metaData": metadata}]
-    return _commit(store, folder, before.version + 1, actions)
+    metadata = {
+        **before.metadata,
+        "format": _FORMAT,
+        "schemaString": with_metadata(schema, before.metadata["schemaString"]),
+        "configuration": {**before.configuration, **properties},
+    }
+    info = _commit_info("Overwrite", [], properties, before, now_ms, operation="REPLACE COLUMNS")
+    return _commit(store, folder, before, [info, {"metaData": metadata}])
 
 
-def _commit(store: ObjectStore, folder: str, version: int, actions: Sequence[Action]) -> int:
-    name = f"{folder}/_delta_log/{version:020}.json"
+def _commit(store: ObjectStore, folder: str, before: DeltaSnapshot, actions: Sequence[Action]) -> int:
+    """Put a commit behind a version.
+
+    :param actions: ``commitInfo`` first
+    :raises ConcurrentCommitError: another writer has put this commit
+    """
+    version, features = before.version + 1, writer_features(before.protocol)
+    if "rowTracking" in features:
+        actions = [*with_row_ids(actions, before.domains, version)]
+    if before.configuration.get("delta.enableInCommitTimestamps") == "true":
+        info = actions[0]["commitInfo"]
+        info["inCommitTimestamp"] = max(info["timestamp"], _commit_time(store, folder, before.version) + 1)
+    name = _commit_key(folder, version)
     try:
         store.put(name, b"".join(json.dumps(action).encode() + b"\n" for action in actions), if_absent=True)
     except AlreadyExistsError as error:
         raise ConcurrentCommitError(f"{store.uri(name)}: another writer has committed this version") from error
     return version
+
+
+def _commit_time(store: ObjectStore, folder: str, version: int) -> int:
+    """Read the time of a commit that has one in it, ms since the epoch; each commit's is later than the one before."""
+    info = json.loads(store.get(_commit_key(folder, version)).partition(b"\n")[0]).get("commitInfo", {})
+    return int(info.get("inCommitTimestamp", 0))
+
+
+def _commit_key(folder: str, version: int) -> str:
+    return f"{folder}/_delta_log/{version:020}.json"
 
 
 def _transactions(versions: Mapping[str, int], now_ms: int) -> Iterable[Action]:
@@ -295,7 +338,7 @@ def _last_checkpoint(keys: Iterable[str]) -> tuple[int, list[str]]:
 def _checkpoint_actions(data: bytes) -> list[Action]:
     table = pq.read_table(pa.BufferReader(data))
     actions: list[Action] = []
-    for kind in ("protocol", "metaData", "txn", "add"):
+    for kind in ("protocol", "metaData", "txn", "domainMetadata", "add"):
         if kind in table.column_names:
             there = table[kind].filter(pc.is_valid(table[kind]))
             actions += [{kind: _without_nulls(content)} for content in there.to_pylist()]
@@ -304,11 +347,15 @@ def _checkpoint_actions(data: bytes) -> list[Action]:
 
 def _without_nulls(content: Action) -> Action:
     """Give an action the form that it has in the log's JSON: no nulls, maps as objects, only the protocol's fields."""
-    return {
-        name: dict(value) if name in ("configuration", "partitionValues", "tags", "options") else value
+    maps = ("configuration", "partitionValues", "tags", "options")
+    plain = {
+        name: dict(value) if name in maps and isinstance(value, list) else value
         for name, value in content.items()
         if value is not None and not name.endswith("_parsed")
     }
+    if (parsed := content.get("stats_parsed")) and "stats" not in plain:  # delta.checkpoint.writeStatsAsJson is off
+        plain["stats"] = json.dumps(parsed, default=str)
+    return plain
 
 
 def _identity(content: Action) -> tuple[str, str]:
@@ -321,29 +368,24 @@ def _identity(content: Action) -> tuple[str, str]:
 
 def _protocol(before: Action, deletion_vectors: bool) -> Action:
     """Return the ``protocol`` action: all features that the table has already, and deletion vectors if wanted."""
-    reader, writer = set(before.get("readerFeatures") or ()), set(before.get("writerFeatures") or ())
-    if not (deletion_vectors or reader or writer):
-        return before or {"minReaderVersion": 1, "minWriterVersion": 2}
-    if deletion_vectors:
-        reader, writer = reader | {_DELETION_VECTORS}, writer | {_DELETION_VECTORS}
-    # A table of an older protocol had these two by its version number alone.
-    writer |= {"appendOnly", "invariants"}
-    return {
-        "minReaderVersion": 3,
-        "minWriterVersion": 7,
-        "readerFeatures": sorted(reader),
-        "writerFeatures": sorted(writer),
-    }
+    return (
+        with_deletion_vectors(before) if deletion_vectors else before or {"minReaderVersion": 1, "minWriterVersion": 2}
+    )
 
 
 def _commit_info(
-    mode: str, files: Sequence[DataFile], properties: Mapping[str, str], before: DeltaSnapshot, now_ms: int
+    mode: str,
+    files: Sequence[DataFile],
+    properties: Mapping[str, str],
+    before: DeltaSnapshot,
+    now_ms: int,
+    operation: str = "WRITE",
 ) -> Action:
     ours = {name.removeprefix("ringsync."): v for name, v in properties.items() if name.startswith("ringsync.")}
-    return {
+    info = {
         "timestamp": now_ms,
-        "operation": "WRITE",
-        "operationParameters": {"mode": mode, "partitionBy": "[]"},
+        "operation": operation,
+        "operationParameters": {"mode": mode, "partitionBy": "[]"} if operation == "WRITE" else {},
         "readVersion": before.version if before.version >= 0 else None,
         "isolationLevel": "Serializable",
         # Writers that have read the table may commit after a blind append as if it were not there.
@@ -356,6 +398,7 @@ def _commit_info(
         "engineInfo": f"ringsync/{ringsync.__version__}",
         "userMetadata": json.dumps(ours),
     }
+    return {"commitInfo": info}
 
 
 def _addition(file: DataFile, constants: Mapping[str, int] | None = None) -> Action:
@@ -378,9 +421,9 @@ def _addition(file: DataFile, constants: Mapping[str, int] | None = None) -> Act
 
 
 def _removal(content: Action, now_ms: int) -> Action:
-    kept = {name: content[name] for name in ("path", "size", "partitionValues", "deletionVector") if content.get(name)}
+    names = ("path", "size", "deletionVector", "baseRowId", "defaultRowCommitVersion")
     return {
-        **kept,
+        **{name: content[name] for name in names if content.get(name) is not None},
         "deletionTimestamp": now_ms,
         "dataChange": True,
         "extendedFileMetadata": True,

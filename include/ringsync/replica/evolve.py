@@ -27,9 +27,9 @@ from ringsync.images.conform import conformed_images
 from ringsync.images.schema import lake_names, row_image_schema
 from ringsync.replica.base import (
     PROPERTY_PREFIX,
-    SchemaChangedError,
     base_folder,
     changes_folder,
+    check_columns,
     check_table_id,
     identity,
     properties_of,
@@ -37,6 +37,7 @@ from ringsync.replica.base import (
 )
 from ringsync.replica.changes import (
     ATTEMPTS,
+    VERSION,
     ReplicaState,
     begin_changes,
     belong_together,
@@ -46,6 +47,7 @@ from ringsync.replica.changes import (
 )
 from ringsync.replica.data_files import ROW_GROUP_ROWS, DataFileWriter
 from ringsync.replica.delta_log import ConcurrentCommitError, DataFile, DeltaSnapshot, set_schema
+from ringsync.replica.errors import ReplicaWaitsError, SchemaChangedError
 from ringsync.replica.lookup import images_between
 from ringsync.ring.tokens import WHOLE_RING
 from ringsync.schema.table import TableSchema
@@ -57,10 +59,6 @@ BYTES_OF_A_PIECE = 16 * 2**20
 
 Piece = tuple[int, int]
 """A token range (start, end]; none wraps."""
-
-
-class ReplicaWaitsError(SchemaChangedError):
-    """The replica takes no passes now, but will: the message says what it waits for."""
 
 
 class RewriteNeededError(ReplicaWaitsError):
@@ -120,8 +118,11 @@ def _behind(
             f"{table.full_name}: it does not follow the schema; trigger bootstrap_table again"
         )
     versions = read_versions() if behind else ()
-    for folder, found, _ in behind:
+    for folder, found, wanted in behind:
         old = _place(store, folder, found, table, versions)
+        # Else a column of somebody else would vanish, or become the source's.
+        schema = changes_schema if VERSION in wanted.names else row_image_schema
+        check_columns(store.uri(folder), found, schema(versions[old]))
         if old >= (mine := _place_of(table.digest, versions)):
             raise _later_version(store.uri(folder), table)
         if reason := rewrite_reason(versions[: old + 1], versions[mine]):

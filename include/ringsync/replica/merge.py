@@ -38,8 +38,9 @@ from ringsync.replica.changes import (
     write_checkpoint,
 )
 from ringsync.replica.delta_log import DeltaSnapshot, file_rows, read_snapshot
+from ringsync.replica.features import writer_features
 from ringsync.replica.session import limit_batches
-from ringsync.replica.table import ReplicaTable, newest_changes
+from ringsync.replica.table import ReplicaTable, conformed, newest_changes
 from ringsync.schema.table import TableSchema
 from ringsync.storage.port import ObjectStore
 
@@ -108,7 +109,9 @@ def merge_changes(
     limit_batches(spark, state.changed_rows, state.changed_bytes)
     folder = base_folder(replica.table.keyspace, replica.table.name)
     version = str(state.changes_version)
-    changes = spark.read.format("delta").option("versionAsOf", version).load(replica.changes_uri)
+    changes = conformed(
+        spark.read.format("delta").option("versionAsOf", version).load(replica.changes_uri), replica.table
+    )
     newest = _with_dead(newest_changes(changes, replica.table), replica.table, now_s - dead_kept_s, now_s).persist()
     try:
         read = changes.count()
@@ -246,10 +249,12 @@ def tidy(spark: SparkSession, store: ObjectStore, replica: ReplicaTable, options
     write_checkpoint(store, base_folder(*name), options)
     write_checkpoint(store, changes_folder(*name), options, forget_old_commits=True)
     spark.sql(f"VACUUM {replica.changes_sql_name}")
-    if not _is_scattered(read_snapshot(store, base_folder(*name))):
+    base = read_snapshot(store, base_folder(*name))
+    if not _is_scattered(base):
         return False
-    # Neither OPTIMIZE without ZORDER nor REORG keeps rows in order.
-    spark.sql(f"OPTIMIZE {replica.sql_name} ZORDER BY (token)")
+    # Neither OPTIMIZE without ZORDER nor REORG keeps rows in order. A table that was ever clustered takes no ZORDER.
+    how = "FULL" if "clustering" in writer_features(base.protocol) else "ZORDER BY (token)"
+    spark.sql(f"OPTIMIZE {replica.sql_name} {how}")
     spark.sql(f"VACUUM {replica.sql_name}")
     return True
 

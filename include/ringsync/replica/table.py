@@ -23,7 +23,6 @@ from ringsync.images.conform import by_name
 from ringsync.images.keys import key_columns_sql, same_key_sql
 from ringsync.images.schema import row_image_schema
 from ringsync.replica.base import (
-    ReplicaMismatchError,
     check_readable,
     check_same_schema,
     check_table_id,
@@ -31,6 +30,8 @@ from ringsync.replica.base import (
     own_properties,
 )
 from ringsync.replica.changes import REPAIR, VERSION, ReplicaState
+from ringsync.replica.errors import ReplicaMismatchError
+from ringsync.replica.features import columns_differ
 from ringsync.schema.table import TableSchema
 
 CONFLICTS = (
@@ -140,10 +141,11 @@ class ReplicaTable:
 
     def images_at(self, spark: SparkSession, state: ReplicaState) -> DataFrame:
         """Read the newest images as of a state of the replica, regardless of later writes."""
-        base = _at(spark, self.base_uri, state.base_version)
+        base = conformed(_at(spark, self.base_uri, state.base_version), self.table)
         if state.changes_version < 0:
             return base
-        return newest_images(base, _at(spark, self.changes_uri, state.changes_version), self.table)
+        changes = conformed(_at(spark, self.changes_uri, state.changes_version), self.table)
+        return newest_images(base, changes, self.table)
 
     def forget_changes(self, spark: SparkSession, ranges: Sequence[tuple[int, int]], up_to_pass: int) -> None:
         """Delete the images of these ranges and passes from the changes table, if it exists, in one commit.
@@ -183,8 +185,8 @@ def conformed(images: DataFrame, table: TableSchema) -> DataFrame:
     if VERSION in images.columns:
         schema = schema.append(pa.field(VERSION, pa.int64()))
     wanted = from_arrow_schema(schema)
-    if images.schema == wanted:
-        return images
+    if columns_differ(images.schema.json(), wanted.json()) is None:
+        return images.select(*(f"`{name}`" for name in wanted.names))
 
     def named(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:

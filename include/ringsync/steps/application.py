@@ -195,8 +195,8 @@ def explain(error: Exception) -> tuple[str, ExitCode]:
     from ringsync.cluster.session import ClusterError
     from ringsync.cql.types import CqlTypeError
     from ringsync.ledger.passes import BootstrapReplacedError, TableReplacedError
-    from ringsync.replica.base import ReplicaMismatchError
     from ringsync.replica.delta_log import DeltaLogError
+    from ringsync.replica.errors import ReplicaMismatchError
     from ringsync.ring.ring import RingError
     from ringsync.schema.table import SchemaError
     from ringsync.state.session import StateError

@@ -75,7 +75,7 @@ def publish(
     :param ranges: the ledger's ranges, in token order
     :param begin: number of the pass with which the bootstrap has begun
     :param ring: digest of the ring snapshot of all that was read; empty: the ring has changed meanwhile
-    :raises StepError: the counts do not reconcile, or a part is missing; nothing was published
+    :raises StepError: the counts do not reconcile, or a part or file is missing; nothing was published
     :raises LostOwnershipError: another run has taken over, or the bootstrap was cancelled
     :raises BootstrapReplacedError: another bootstrap has begun, or this one was cancelled
     :raises TableReplacedError: the table was dropped and created again since
@@ -96,6 +96,8 @@ def publish(
         check_rows(store, table.table_id, plan.bootstrap.id, parts, plan.topic)
     except StreamDamagedError as error:
         raise StepError(f"{error}; nothing was published: bootstrap anew with restart") from error
+    if transaction_of(plan.bootstrap.id) not in before.transactions:
+        _check_files(store, base_folder(table.keyspace, table.name), files)
     check()
     first = first_to_add(store, passes, begin, digests_kept_ms(config), ring)
     # Passes before the first one that is added may have deleted rows: no SELECT and no added pass shows that.
@@ -149,6 +151,21 @@ def describe_published(store: ObjectStore, plan: BootstrapPlan, ranges: Sequence
             "bytes": sum(part.bytes for part in parts),
         },
     }
+
+
+def _check_files(store: ObjectStore, folder: str, files: Sequence[DataFile]) -> None:
+    """Check that the files are there: to VACUUM they are left over until the base names them.
+
+    :raises StepError: a file is gone; nothing was published
+    """
+    sizes = {stat.key: stat.size for stat in store.list(f"{folder}/part-")}
+    gone = [file.name for file in files if sizes.get(f"{folder}/{file.name}") != file.bytes]
+    if gone:
+        raise StepError(
+            f"{store.uri(folder)}: {len(gone)} files of this bootstrap are gone, the first is {gone[0]}: perhaps a "
+            "VACUUM with a retention shorter than the bootstrap has removed them; nothing was published: bootstrap "
+            "anew with restart, without such a VACUUM"
+        )
 
 
 def files_of(ranges: Sequence[CommittedRange]) -> tuple[list[DataFile], list[Part]]:

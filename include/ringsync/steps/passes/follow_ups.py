@@ -19,10 +19,10 @@ from ringsync.ledger.passes import Pass, check_goes_on, forget_pass, get_pass, p
 from ringsync.ledger.table_versions import TableVersionError, latest_version, next_version
 from ringsync.ledger.topic_owners import tables_before, take_topic
 from ringsync.ledger.tries import list_tries, lost_tries, remove_tries
-from ringsync.replica.base import ReplicaMismatchError, SchemaChangedError, base_folder, transaction_of
+from ringsync.replica.base import base_folder, transaction_of
 from ringsync.replica.changes import CLOCK_SKEW_US, ReplicaState, StaleStateError, append_pass
 from ringsync.replica.delta_log import KnownSnapshots, read_snapshot
-from ringsync.replica.evolve import ReplicaWaitsError
+from ringsync.replica.errors import ReplicaMismatchError, ReplicaWaitsError, SchemaChangedError
 from ringsync.ring.ranks import RankedRing
 from ringsync.ring.ring import Host
 from ringsync.steps.application import Application, StepError

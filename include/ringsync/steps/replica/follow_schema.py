@@ -31,7 +31,7 @@ def followed_state(
     :raises ReplicaWaitsError: the replica waits for a rewriting, or has a later version
     """
     from ringsync.replica import changes
-    from ringsync.replica.base import SchemaChangedError
+    from ringsync.replica.errors import SchemaChangedError
     from ringsync.replica.evolve import follow_schema
 
     more = {} if known is None else {"known": known}
