@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -22,6 +22,10 @@ PROPERTY_PREFIX = "ringsync."
 MERGE = "ringsync-merge"
 """Application id of the Delta transaction of the base whose version is the Delta version of the last merge, or of the
 last commit that replaced or repaired the base. A merge that was prepared for an earlier version commits nothing."""
+
+
+_OURS: set[int] = set()
+"""Schemas that were compared and are ringsync's: for 100 columns that takes 7 ms."""
 
 
 def replica_folder(keyspace: str, table: str) -> str:
@@ -99,17 +103,25 @@ def check_same_schema(uri: str, found: Mapping[str, str], table: TableSchema) ->
         )
 
 
-def check_columns(uri: str, found: DeltaSnapshot, schema: pa.Schema) -> None:
+def check_columns(
+    uri: str, found: DeltaSnapshot, table: TableSchema, schema_of: Callable[[TableSchema], pa.Schema]
+) -> None:
     """Check that a Delta table has the columns that ringsync has given it, in any order.
 
-    :param schema: the table's schema by ringsync
+    :param table: the version of the table's schema that the Delta table has
+    :param schema_of: function that gives the columns: of base or changes
     :raises ReplicaWaitsError: somebody has changed the columns
     """
-    if name := columns_differ(found.metadata["schemaString"], from_arrow_schema(schema).json()):
+    theirs = found.metadata["schemaString"]
+    checked = hash((theirs, properties_of(found).get("schema_digest"), schema_of))
+    if checked in _OURS:
+        return
+    if name := columns_differ(theirs, from_arrow_schema(schema_of(table)).json()):
         raise ReplicaWaitsError(
             f"{uri}: somebody has changed the column {name}: the columns of a replica are those of its table, so keep "
             f"your own in another table (docs/replica.md). Passes wait. Run in Spark: {restored(f'delta.`{uri}`')}"
         )
+    _OURS.add(checked)
 
 
 def check_readable(uri: str, found: Mapping[str, str], columns: Collection[str], table: TableSchema) -> None:

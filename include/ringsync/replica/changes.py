@@ -380,8 +380,8 @@ def _state(
     belongs = belong_together(base, changes)
     if belongs:
         check_same_schema(changes_uri, properties_of(changes), table)
-        check_columns(changes_uri, changes, changes_schema(table))
-    check_columns(uri, base, row_image_schema(table))
+        check_columns(changes_uri, changes, table, changes_schema)
+    check_columns(uri, base, table, row_image_schema)
     # Bases of older versions do not say from when they know of deletions: take the end of their reading.
     deletions_from_us = int(found.get("deletions_from_us") or found.get("read_until_us") or found.get("as_of_us", "0"))
     repaired_from_us, repaired_until_us = base.transactions.get(REPAIR, 0), base.updated_ms.get(REPAIR, 0) * 1000

@@ -121,8 +121,8 @@ def _behind(
     for folder, found, wanted in behind:
         old = _place(store, folder, found, table, versions)
         # Else a column of somebody else would vanish, or become the source's.
-        schema = changes_schema if VERSION in wanted.names else row_image_schema
-        check_columns(store.uri(folder), found, schema(versions[old]))
+        schema_of = changes_schema if VERSION in wanted.names else row_image_schema
+        check_columns(store.uri(folder), found, versions[old], schema_of)
         if old >= (mine := _place_of(table.digest, versions)):
             raise _later_version(store.uri(folder), table)
         if reason := rewrite_reason(versions[: old + 1], versions[mine]):

@@ -76,8 +76,7 @@ def refusal(uri: str, protocol: Action, metadata: Action, domains: Mapping[str, 
     statements = "; ".join(dict.fromkeys(problems.values()))
     return (
         f"{uri}: ringsync cannot write to this table while it has {', '.join(problems)} (docs/replica.md); its passes "
-        f"wait. Run in Spark: {statements}"
-        + (f"; if Delta cannot drop a feature: {restored(name)}" if " DROP FEATURE " in statements else "")
+        f"wait. Run in Spark: {statements}; if Delta refuses this: {restored(name)}"
     )
 
 
@@ -97,7 +96,7 @@ def _problems(name: str, protocol: Action, metadata: Action, domains: Mapping[st
             constraint = key.removeprefix("delta.constraints.")
             yield (
                 f"the constraint {constraint}, which the source need not keep",
-                f"{alter} DROP CONSTRAINT {constraint}",
+                f"{alter} DROP CONSTRAINT `{constraint}`",
             )
     clustered = json.loads(domains.get("delta.clustering") or "{}").get("clusteringColumns", [])
     if any(column not in (["token"], ["_version"]) for column in clustered):
