@@ -30,8 +30,8 @@ from ringsync.ledger.layout import check_layout
 from ringsync.ledger.passes import mark, marks_of_latest, pass_folder, pass_numbers
 from ringsync.ledger.table_versions import as_recorded, version_of
 from ringsync.ledger.topic_owners import take_topic, topic_owners
-from ringsync.replica.base import base_folder, replaced_table
-from ringsync.replica.delta_log import read_snapshot
+from ringsync.replica.base import replaced_table
+from ringsync.replica.changes import snapshots
 from ringsync.ring.tokens import fraction
 from ringsync.schema.table import TableSchema
 from ringsync.sources.scan.forecast import PLACE_ROWS, PLACES, Forecast, Unknown, sample
@@ -105,6 +105,7 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
     :raises StateError: ringsync's own keyspace cannot be used
     :raises TableReplacedError: the table was dropped and created again meanwhile
     :raises LayoutError: this version does not know the layout of the sync's state
+    :raises ReplicaWaitsError: somebody has switched on in the replica's tables what ringsync does not honour
     """
     config, options, store = application.config, application.options, application.store
     check_layout(store)
@@ -200,7 +201,8 @@ def plan_table(
         **describe(scan),
         "forecast": tell(forecast, config),
         "continues": continued and continued.id,
-        "replaces": replaced_table(read_snapshot(store, base_folder(scan.table.keyspace, scan.table.name)), scan.table),
+        # Both tables are read: what forbids to replace them shall not be found after the copy.
+        "replaces": replaced_table(snapshots(store, scan.table)[0], scan.table),
     }
     if not preparation.are_many:
         report["size_estimates"] = (estimate := read_size_estimate(session, *name)) and asdict(estimate)
