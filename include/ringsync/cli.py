@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 from ringsync import __version__
 from ringsync.inspect.parser import add_inspect
 from ringsync.orchestration import config_path
-from ringsync.service.parsers import add_alarms, add_errors, add_schema, add_service
+from ringsync.service.parsers import add_alarms, add_errors, add_gaps, add_schema, add_service
 from ringsync.service.run_parsers import RUN_CODES, add_bootstrap, add_limits, add_verify
 from ringsync.terminal import ExitCode, say_error
 
@@ -83,6 +83,7 @@ def parser() -> argparse.ArgumentParser:
     add_service(commands, _conf)
     add_alarms(commands, _conf)
     add_errors(commands, _conf)
+    add_gaps(commands, _conf)
     add_schema(commands, _conf)
     add_inspect(commands, config_path())
     cdcservice.set_defaults(mistake=lambda arguments: "")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from rich.console import Console
 from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 
-from ringsync.storage.port import ObjectStore, get_json
+from ringsync.storage.port import ChecksumError, ObjectStore, get_json
 
 LINE_EVERY_S = 5.0
 IDLE_LINE_EVERY_S = 30.0
@@ -93,8 +94,10 @@ def combined(parts: Sequence[Progress]) -> Progress:
 
 
 def read_progress(store: ObjectStore, run: str) -> Progress:
-    """Read the present progress of a run; zeros before it has begun."""
-    return Progress(**(get_json(store, f"progress/{run}.json") or {}))
+    """Read the present progress of a run; zeros before it has begun, and if its object is damaged."""
+    with suppress(ChecksumError, ValueError, TypeError):
+        return Progress(**(get_json(store, f"progress/{run}.json") or {}))
+    return Progress()
 
 
 def duration(seconds: float) -> str:

@@ -1,9 +1,10 @@
 """Gaps: segments that were removed from a node before all of them was staged or archived. And parts of Scylla's CDC
-logs that have expired before they were read.
+logs that have expired before they were read, and times in which a table was not followed.
 
 Cassandra does that with ``cdc_block_writes: false`` when ``cdc_raw`` is full, and so does whoever wipes the folder.
 Which segments wait to be read is kept in ``staging/unread/<node>.json``; a gap is ``gaps/<node>/<segment>.json`` until
-each of its tables was verified since (``verified/<table id>/<ms>.json``).
+each of its tables was verified since (``verified/<table id>/<ms>.json``), or somebody has acknowledged it: then it is
+``acknowledged/<node>/<segment>.json``, with the reason.
 
 The stage only notes gaps. Whoever tells of them judges all of them in one look: :class:`Gaps` reads each once, and
 :class:`Judge` lists once what was verified and what was dropped.
@@ -16,23 +17,28 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from typing import Any
 from uuid import UUID
 
 from ringsync.ledger.database import CDC_LOGS
 from ringsync.ledger.dropped_tables import all_dropped
 from ringsync.storage.port import AlreadyExistsError, ChecksumError, ObjectStore, get_json, list_named
 
-_GAPS, _VERIFIED, _UNREAD = "gaps/", "verified/", "staging/unread/"
+_GAPS, _VERIFIED, _UNREAD, _ACKNOWLEDGED = "gaps/", "verified/", "staging/unread/", "acknowledged/"
+
+NOT_FOLLOWED = "tables"
+"""In place of a node's id in gaps of tables that were not followed for a time."""
 
 
 @dataclass(frozen=True)
 class Gap:
-    """A segment that is gone unread, or a part of a CDC log (``node``: :data:`ringsync.ledger.database.CDC_LOGS`).
+    """A segment that is gone unread, a part of a CDC log (``node``: :data:`ringsync.ledger.database.CDC_LOGS`), or a
+    time in which a table was not followed (``node``: :data:`NOT_FOLLOWED`).
 
     :ivar node: host id
-    :ivar segment: its name; of a CDC log, a name of the part
+    :ivar segment: its name; of a CDC log or a table, a name of the part
     :ivar since_ms: all that the node had synced at this moment was staged, ms since the epoch; 0: unknown
-    :ivar found_ms: when it was missed; of a CDC log, the first write time that is there
+    :ivar found_ms: when it was missed; of a CDC log or a table, the first write time that is there
     :ivar tables: names of the tables whose changes may have been in it, by id
     :ivar ranges: token ranges (start, end] that the node had replicas of; none: it has left the ring
     :ivar is_whole: whether ``tables`` has all of them. An earlier ringsync named only those that were planned
@@ -62,6 +68,12 @@ class Gap:
                 f"what was written from {since} to {_time(self.found_ms)} cannot be read from the CDC log of {name} "
                 f"({self.key}): its TTL is over, or ScyllaDB describes no streams of that time"
             )
+        if self.node == NOT_FOLLOWED:
+            (name,) = self.tables.values()
+            return (
+                f"what was written to {name} from {since} to {_time(self.found_ms)} is in no stream ({self.key}): the "
+                "table had no cdc then, or sync.include and sync.exclude left it out"
+            )
         where = f"{len(self.ranges):,} token ranges" if self.ranges else "its token ranges"
         return (
             f"{self.segment} was removed from its cdc_raw before it was read: changes that only this node had logged "
@@ -77,7 +89,8 @@ class Gap:
         remedy = (
             f"Correct the replicas: {commands}"
             if commands
-            else "No replica of its tables is known: if they have none, remove this object"
+            else "No replica of its tables is known, so there is nothing to correct: bootstrap them, or take note of "
+            f'it: cdcservice gaps acknowledge {self.key} --reason "…"'
         )
         return f"{self.loss}. {remedy}"
 
@@ -190,6 +203,41 @@ class Judge:
 def close_gap(store: ObjectStore, key: str) -> None:
     """Forget a gap that is over."""
     store.delete(key)
+
+
+@dataclass(frozen=True)
+class Acknowledged:
+    """A gap of which somebody has taken note, and which stays as it is.
+
+    :ivar by: name of the user; empty: unknown
+    :ivar at_ms: when that was, ms since the epoch
+    :ivar gap: the gap as JSON values; None: its object was damaged
+    """
+
+    key: str
+    reason: str
+    by: str
+    at_ms: int
+    gap: Mapping[str, Any] | None
+
+
+def acknowledge(store: ObjectStore, noted: Acknowledged) -> None:
+    """Keep a gap with the reason why it is not repaired. :func:`close_gap` comes after that."""
+    store.put(f"{_ACKNOWLEDGED}{noted.key.removeprefix(_GAPS)}", json.dumps(asdict(noted)).encode())
+
+
+def acknowledged(store: ObjectStore) -> list[Acknowledged]:
+    """Read the gaps that were acknowledged; those that are damaged are left out."""
+    found = []
+    for stat in store.list(_ACKNOWLEDGED):
+        with suppress(ChecksumError, ValueError, TypeError):
+            found.append(Acknowledged(**(get_json(store, stat.key) or {})))
+    return sorted(found, key=lambda noted: noted.at_ms)
+
+
+def gap_key(name: str) -> str:
+    """Return the key of a gap's object, of which a part may be left out: ``<node>/<segment>`` is enough."""
+    return f"{_GAPS}{name.removeprefix(_GAPS).removesuffix('.json')}.json"
 
 
 def note_verified(store: ObjectStore, table_id: str, began_ms: int) -> None:

@@ -24,6 +24,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import pairwise
 from typing import Any
@@ -362,11 +363,13 @@ def together(one: Written, other: Written) -> Written:
 
 
 def closed_until(store: ObjectStore) -> int:
-    """Read the moment until which buckets are closed, ms since the epoch; a bucket that ends then is closed."""
-    try:
+    """Read the moment until which buckets are closed, ms since the epoch; a bucket that ends then is closed.
+
+    If the object is damaged, none is: ``bucket_close`` writes it again at once, and digests tell what was published.
+    """
+    with suppress(NotFoundError, ChecksumError, ValueError, TypeError, KeyError):
         return int(json.loads(store.get(_WATERMARK))["closed_until_ms"])
-    except NotFoundError:
-        return 0
+    return 0
 
 
 def put_closed_until(store: ObjectStore, moment: int) -> None:

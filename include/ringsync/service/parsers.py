@@ -119,6 +119,38 @@ def _days(text: str) -> float:
     return days
 
 
+GAPS_CODES = """\
+exit codes: 0 done; list: no gap is open; 1 list: some are; 3 arguments, configuration, connection or rights"""
+
+
+def add_gaps(commands: Any, add_conf: Callable[[argparse.ArgumentParser], None]) -> None:
+    """Add the command and its sub-commands to cdcservice's parser.
+
+    :param add_conf: function that adds the option ``--conf``
+    """
+    gaps = commands.add_parser(
+        "gaps",
+        help="what is missing in streams and replicas: list, acknowledge",
+        description="A gap is what could not be read: a segment that was removed, an expired part of a CDC log, or a "
+        "time in which a table was not followed. cdcservice verify --repair closes it where there is a replica.",
+        epilog=GAPS_CODES,
+    )
+    kinds = gaps.add_subparsers(title="what", metavar="WHAT", required=True, parser_class=type(gaps))
+
+    def add(name: str, code: str, help: str) -> argparse.ArgumentParser:
+        parser: argparse.ArgumentParser = kinds.add_parser(name, help=help, description=help, epilog=GAPS_CODES)
+        add_conf(parser)
+        parser.set_defaults(command=f"ringsync.service.gap_list:{code}")
+        return parser
+
+    listed = add("list", "list_gaps", "print the gaps that are open, what is missing in each, and what closes it")
+    listed.add_argument("--all", action="store_true", help="also those that were acknowledged")
+    listed.add_argument("--json", action="store_true", help="one JSON object per line")
+    noted = add("acknowledge", "acknowledge_gaps", "take note of gaps that stay as they are: their alarms clear")
+    noted.add_argument("gaps", nargs="+", metavar="GAP", help="as list prints it: gaps/<node>/<segment>.json")
+    noted.add_argument("--reason", required=True, metavar="TEXT", help="why: it is kept with the gap")
+
+
 ERRORS_CODES = """\
 exit codes: 0 done; 1 retry: some records are left, and wait, cannot be decoded, or are damage; 3 arguments,
 configuration, connection or rights; 4 interrupted"""

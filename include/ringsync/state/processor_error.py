@@ -27,7 +27,7 @@ from cassandra.cluster import Session
 
 from ringsync.formats.commitlog.names import segment_id
 from ringsync.state.session import StateSession
-from ringsync.storage.port import NotFoundError, ObjectStore
+from ringsync.storage.port import ChecksumError, NotFoundError, ObjectStore
 
 LARGEST_INLINE = 1_000_000
 """Bytes of a mutation that a row may hold."""
@@ -165,7 +165,7 @@ class ErrorTable:
             noted = json.loads(self._store.get(key))
             if 0 <= now_ms - noted["since_ms"] < _HOUR_MS:
                 since_ms, written = noted["since_ms"], noted["rows"]
-        except (NotFoundError, ValueError, KeyError, TypeError):
+        except (NotFoundError, ChecksumError, ValueError, KeyError, TypeError):
             pass  # nothing was written in this hour, or the note is damaged: then it is made again
         allowed = max(0, min(wanted, self._most_per_hour - written))
         self._store.put(key, json.dumps({"since_ms": since_ms, "rows": written + allowed}).encode())

@@ -22,6 +22,7 @@ from ringsync.ledger.staging import Bucket
 from ringsync.ledger.table_versions import CdcBegun, TableVersionError, version_document, version_from, version_of
 from ringsync.ring.ring import Host, Replication, RingError, RingSnapshot
 from ringsync.schema.table import TableSchema, UnreadableTable
+from ringsync.steps.holes import note_holes
 from ringsync.steps.stage.claims import is_claimed, known_nodes
 from ringsync.storage.port import AlreadyExistsError, ChecksumError, NotFoundError, ObjectStore, list_named
 from ringsync.streams.files import data_topic
@@ -201,6 +202,8 @@ def make_plan(
     for one in there:  # also what is left out: its rows wait in the logs
         if one.table_id in with_cdc and config.sync.follows(one.full_name):
             begun.begins(one.table_id)
+    if not of_scylla:
+        note_holes(store, config, there, with_cdc, begun, interval)
     wanted = config.sync.datacenters
     hosts = tuple(replace(host, is_read=not wanted or host.datacenter in wanted) for host in read_hosts(session))
     replications: dict[str, Replication] = {}

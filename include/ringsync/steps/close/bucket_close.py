@@ -24,7 +24,7 @@ from ringsync.cluster.whole_schema import Agreement
 from ringsync.config import Config, ConfigError
 from ringsync.ledger.layout import check_layout
 from ringsync.ledger.passes import LATE, Pass, TableReplacedError, digest_keys
-from ringsync.ledger.staging import Bucket, closed_until, put_closed_until
+from ringsync.ledger.staging import Bucket, closed_until
 from ringsync.ledger.table_versions import latest_version
 from ringsync.ring.ranks import RankedRing, ranked
 from ringsync.ring.ring import RingSnapshot
@@ -35,7 +35,7 @@ from ringsync.steps.absent_tables import AbsentTables
 from ringsync.steps.application import Application, ExitCode, Report, StepError, driver_host, plain, spark_is_gone
 from ringsync.steps.close.agreement import Settled, settle_together
 from ringsync.steps.close.close_task import CloseTask, SliceResult, cut, forget_waiting
-from ringsync.steps.close.closing import Progress, log_progress, progress
+from ringsync.steps.close.closing import Progress, close_until, log_progress, progress
 from ringsync.steps.close.down_nodes import DownNodes
 from ringsync.steps.close.followed import Followed
 from ringsync.steps.close.staged_commits import StagedCommits
@@ -299,10 +299,12 @@ class Closer:
         window = (self._config.commitlog_processor_window_count - 1) * length
         staged = self._progress(plan, now_ms, window + length)
         self._unread, self._unread_since_ms = staged.unread, staged.since_ms
-        until = (staged.staged_until - window) // length * length
-        if until > self._closed_until:
-            put_closed_until(self._store, until)
-            self._closed_until = until
+
+        def latest(moment_ms: int) -> int:
+            return (moment_ms - window) // length * length
+
+        wanted = latest(staged.staged_until)
+        self._closed_until = close_until(self._store, self._closed_until, wanted, latest, now_ms)
 
     def _progress(self, plan: SyncPlan, now_ms: int, patience_ms: int) -> Progress:
         if plan.of_scylla:

@@ -330,7 +330,7 @@ class Stager:
         tables = chain(self._schemas.logged.values(), self._schemas.unreadable.values())
         named = {table.table_id: table.full_name for table in tables}
         follows = self._config.sync.follows
-        return {one: name for one, name in named.items() if self._has_cdc(log, one) and follows(name)}
+        return {one: name for one, name in named.items() if follows(name) and self._has_cdc(log, one)}
 
     def _has_cdc(self, log: NodeLog, table_id: str) -> bool:
         tables = self._schemas.of_node[log.node].tables

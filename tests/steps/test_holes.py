@@ -1,0 +1,192 @@
+"""A table that loses cdc, or that the configuration leaves out, and that comes back has a gap until it is repaired."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ringsync.cluster.schema import NodeTables
+from ringsync.ledger.gaps import Gaps, note_verified
+from ringsync.ledger.left_tables import left_tables
+from ringsync.ring.ring import Host, Replication
+from ringsync.schema.table import Schema
+from ringsync.service.expected import CLOSE
+from ringsync.service.lost import look_for_lost
+from ringsync.service.problem import Kind, Problem
+from ringsync.steps import sync_plan
+from ringsync.steps.sync_plan import SyncPlan, interval_at
+from ringsync.storage.local import LocalStore
+from tests.steps.test_close import TABLE
+
+MINUTE_MS = 60_000
+HOST = Host("a", "127.0.0.1", 9042, "dc", "r1", (0,), True)
+OTHER = replace(TABLE, name="other", table_id="f" * 32)
+NAME = TABLE.full_name
+
+
+@dataclass
+class World:
+    """A cluster with two tables, whose plans are made once in a minute."""
+
+    store: LocalStore
+    now_ms: int = int(time.time() * 1000) // MINUTE_MS * MINUTE_MS - 100 * MINUTE_MS
+    with_cdc: set[str] = field(default_factory=lambda: {TABLE.table_id, OTHER.table_id})
+    left_out: set[str] = field(default_factory=set)
+    of_scylla: bool = False
+
+    def plan(self, minutes: int = 1) -> SyncPlan:
+        sync = SimpleNamespace(
+            datacenters=(),
+            follows=lambda name: name not in self.left_out,
+            bucket_by_of=lambda name: "time",
+            run_s=600.0,
+        )
+        config: Any = SimpleNamespace(sync=sync, server_name="test")
+        for _ in range(minutes):
+            self.now_ms += MINUTE_MS
+            self.say_read(self.now_ms)
+            made = sync_plan.plan_of(self.store, config, None, interval_at(self.now_ms, MINUTE_MS))
+        return made
+
+    def say_read(self, clear_at_ms: int) -> None:
+        """What the stage says of the node's log."""
+        said = {"at_ms": self.now_ms, "nodes": {"a": {"up": True, "clear_at_ms": clear_at_ms}}}
+        self.store.say("status/commitlog_stage/default.json", json.dumps(said).encode())
+
+    def gaps(self, **statuses: Any) -> list[Problem]:
+        tables = {NAME: {"table_id": TABLE.table_id, "replica_pass": 3}}
+        told = {CLOSE: {"tables": tables}, **statuses}
+        found = look_for_lost(self.store, told, Gaps(self.store))
+        return [lost.problem(self.store) for lost in found if lost.unverified is not None]
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    found = World(LocalStore(tmp_path))
+    ids = frozenset((TABLE.table_id, OTHER.table_id))
+    monkeypatch.setattr(sync_plan, "read_tables", lambda session: Schema((TABLE, OTHER)))
+    monkeypatch.setattr(sync_plan, "read_hosts", lambda session: (HOST,))
+    simple = Replication("SimpleStrategy", (("", 1),))
+    monkeypatch.setattr(sync_plan, "read_replications", lambda session, names: dict.fromkeys(names, simple))
+    monkeypatch.setattr(
+        sync_plan, "read_node_tables", lambda node: NodeTables(ids, frozenset(found.with_cdc), {}), raising=True
+    )
+    monkeypatch.setattr(sync_plan, "ask_one", lambda session, read: read(session))
+    monkeypatch.setattr(sync_plan, "is_scylla", lambda session: found.of_scylla)
+    monkeypatch.setattr("ringsync.steps.holes.time.time", lambda: found.now_ms / 1000 + 5)
+    return found
+
+
+def lose_cdc(world: World) -> None:
+    world.with_cdc.remove(TABLE.table_id)
+
+
+def lose_configuration(world: World) -> None:
+    world.left_out.add(NAME)
+
+
+def come_back(world: World) -> None:
+    world.with_cdc.add(TABLE.table_id)
+    world.left_out.clear()
+
+
+@pytest.mark.parametrize("lose", [lose_cdc, lose_configuration])
+@pytest.mark.parametrize("minutes", [1, 60])
+def test_a_table_that_comes_back_has_a_gap_until_it_is_repaired(world: World, lose: Any, minutes: int) -> None:
+    world.plan(2)
+    followed_ms = world.now_ms
+    lose(world)
+    assert NAME not in [table.schema.full_name for table in world.plan(minutes).tables]
+    assert world.gaps() == [], "while it is away, it is not to be followed"
+    come_back(world)
+    world.plan()
+    (problem,) = world.gaps()
+    assert (problem.kind, problem.where, problem.is_critical) == (Kind.TABLE_GAP, NAME, True)
+    assert f"what was written to {NAME} from " in problem.text
+    assert f"cdcservice verify --repair --table {NAME}" in problem.text
+    (gap,) = Gaps(world.store).look().values()
+    assert gap is not None
+    assert gap.since_ms <= followed_ms, "from then on it may lack something"
+    assert gap.found_ms >= world.now_ms
+    assert left_tables(world.store) == {}
+    world.plan(3)
+    assert len(world.gaps()) == 1, "it is told once"
+    note_verified(world.store, TABLE.table_id, gap.found_ms)
+    assert len(world.gaps()) == 1, "what came at that moment was maybe not compared"
+    note_verified(world.store, TABLE.table_id, gap.found_ms + 1)
+    assert world.gaps() == []
+
+
+def test_tables_that_are_followed_for_the_first_time_have_none(world: World) -> None:
+    """Also one that had cdc before and was left out by the configuration from the beginning."""
+    world.with_cdc.clear()
+    world.plan(3)
+    world.with_cdc |= {TABLE.table_id, OTHER.table_id}
+    world.left_out.add(OTHER.full_name)
+    world.plan(3)
+    world.left_out.clear()
+    world.plan(3)
+    assert world.store.list("gaps/") == []
+    assert left_tables(world.store) == {}
+
+
+def test_what_the_stage_had_not_read_when_the_table_left_counts(world: World) -> None:
+    """A backlog of a table that the configuration leaves out is never read."""
+    world.plan(2)
+    behind_ms = world.now_ms - 30 * MINUTE_MS
+    lose_configuration(world)
+    say_read = world.say_read
+    world.say_read = lambda clear_at_ms: say_read(behind_ms)  # type: ignore[method-assign]
+    world.plan()
+    come_back(world)
+    world.plan()
+    (gap,) = Gaps(world.store).look().values()
+    assert gap is not None
+    assert gap.since_ms == behind_ms
+
+
+def test_it_leaves_twice(world: World) -> None:
+    for _ in range(2):
+        world.plan(2)
+        lose_cdc(world)
+        world.plan(5)
+        come_back(world)
+        world.plan()
+    assert len(world.gaps()) == 2
+
+
+def test_while_it_is_bootstrapped_anew_nobody_is_woken(world: World) -> None:
+    world.plan(2)
+    lose_cdc(world)
+    world.plan(5)
+    come_back(world)
+    world.plan()
+    assert world.gaps(**{f"bootstrap/{TABLE.table_id}": {"at_ms": 0}}) == []
+    assert len(world.gaps()) == 1, "the verification at its end closes it"
+
+
+def test_a_damaged_note_is_a_gap_since_nobody_knows_when(world: World) -> None:
+    world.plan(2)
+    lose_cdc(world)
+    world.plan()
+    world.store.put(f"staging/left/{TABLE.table_id}.json", b"{")
+    come_back(world)
+    world.plan()
+    (problem,) = world.gaps()
+    assert "from an unknown time to" in problem.text
+
+
+def test_scylla_s_logs_have_gaps_of_their_own(world: World) -> None:
+    world.of_scylla = True
+    world.plan(2)
+    lose_cdc(world)
+    world.plan(5)
+    come_back(world)
+    world.plan()
+    assert world.store.list("gaps/") == []
