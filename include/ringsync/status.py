@@ -59,7 +59,7 @@ class Statuses:
 def look_at_statuses(store: ObjectStore) -> Statuses:
     """Read all statuses, each on its own."""
     seen = Statuses()
-    written: dict[str, tuple[int, int]] = {}
+    clocks: list[tuple[str, int, int]] = []  # host, when a status was written, and by what its clock was ahead then
     for stat in list_named(store, _FOLDER, r"[^/ ]+/[^/ ]+\.json"):
         loop = stat.key.removeprefix(_FOLDER).removesuffix(".json")
         try:
@@ -69,21 +69,25 @@ def look_at_statuses(store: ObjectStore) -> Statuses:
         except (ChecksumError, ValueError) as error:
             seen.damaged[loop] = str(error)
             continue
-        ahead_ms, host = int(status["at_ms"]) - stat.written_ms, str(status.get("host") or "")
-        is_off = not -MOST_BEHIND_MS <= ahead_ms <= MOST_AHEAD_MS
-        if host and (not is_off or _is_still(store, stat)):
-            written[host] = max(written.get(host, (0, 0)), (stat.written_ms, ahead_ms if is_off else 0))
-    newest_ms = max((moment_ms for moment_ms, _ in written.values()), default=0)
-    for host, (moment_ms, ahead_ms) in written.items():
-        if ahead_ms and moment_ms > newest_ms - LATELY_MS:
+        if host := status.get("host"):
+            clocks.append((host, stat.written_ms, _ahead_ms(store, stat, int(status["at_ms"]))))
+    newest_ms = max((written_ms for _, written_ms, _ in clocks), default=0)
+    for host, written_ms, ahead_ms in clocks:
+        if written_ms > newest_ms - LATELY_MS and abs(ahead_ms) > abs(seen.ahead_ms.get(host, 0)):
             seen.ahead_ms[host] = ahead_ms
     return seen
 
 
-def _is_still(store: ObjectStore, stat: Stat) -> bool:
-    """Tell whether an object is the one that was listed: its content, read since, is of the same writing."""
-    now = store.stat(stat.key)
-    return now is not None and now.version == stat.version
+def _ahead_ms(store: ObjectStore, listed: Stat, at_ms: int) -> int:
+    """Return by what the clock was ahead that dated a status; 0: it was right.
+
+    :param at_ms: what the status says of when it was put
+    """
+    ahead_ms = at_ms - listed.written_ms
+    if -MOST_BEHIND_MS <= ahead_ms <= MOST_AHEAD_MS:
+        return 0
+    now = store.stat(listed.key)  # what was read may have been written after it was listed
+    return ahead_ms if now is not None and now.version == listed.version else 0
 
 
 def read_statuses(store: ObjectStore) -> dict[str, Status]:

@@ -47,6 +47,14 @@ def test_a_clock_that_is_off_is_named_with_its_host(store: LocalStore, ahead_s: 
     assert clocks(store) == []
 
 
+def test_one_wrong_process_is_enough(store: LocalStore) -> None:
+    """All loops of a machine have its name, and any of them may have written last."""
+    for order in (("a", "b", "c"), ("b", "c", "a"), ("c", "a", "b")):
+        for loop in order:
+            say(store, f"commitlog_stage/{loop}", "node-a", 7200 if loop == "b" else 0)
+        assert [problem.where for problem in clocks(store)] == ["node-a"]
+
+
 def test_its_alarm_is_raised_and_clears(store: LocalStore) -> None:
     told: list[Alarm] = []
     watch = Watch(store, [lambda: told.append], after_ms=60_000)

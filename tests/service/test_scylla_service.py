@@ -334,6 +334,7 @@ def test_start_asks_the_cluster_and_switches_on_what_it_needs(
     airflow = FakeAirflow("commitlog_sync", "commitlog_archive", "commitlog_archive_rack-a", "alarms")
     store = LocalStore(conf.parent / "lake")
     put_status(store, "commitlog_stage", "default", {"nodes": {}})
+    store.put("status/stray.json", b"{")
     monkeypatch.setattr(command, "is_of_scylla", lambda _: True)
     monkeypatch.setattr(command, "CHECKS", {})
     monkeypatch.setattr(command, "client_of", lambda _: airflow)
@@ -344,6 +345,7 @@ def test_start_asks_the_cluster_and_switches_on_what_it_needs(
     assert airflow.switched.index("commitlog_sync") < airflow.switched.index("scylla_sync")
     assert follows_scylla(store)
     assert read_statuses(store) == {}, "loops of the other database are forgotten"
+    assert store.list("status/") == [], "so is what nobody understands"
     said = capsys.readouterr()
     assert "started: scylla_sync, out_of_sequence, replica_merge, schema_updater, alarms, replica_verify;" in said.out
     assert "scylla_log_stage/log has not read the CDC logs" in said.err

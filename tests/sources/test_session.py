@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ringsync.cluster.cluster import HINT_WINDOW, hint_window_ms, read_settings
 from ringsync.cluster.session import (
     ClusterError,
     ClusterSettings,
@@ -51,6 +52,12 @@ def test_one_session_a_process_and_settings(cassandra: CassandraNode) -> None:
     close_all()
     assert connect(settings) is not first
     assert connect(settings).execute("SELECT key FROM system.local").one().key == "local"
+
+
+def test_a_node_says_for_how_long_it_keeps_hints(cassandra: CassandraNode) -> None:
+    session = connect(settings_of(cassandra))
+    (host,) = session.cluster.metadata.all_hosts()
+    assert hint_window_ms(read_settings(session, str(host.host_id), HINT_WINDOW)) == 10_800_000
 
 
 def test_nobody_listens() -> None:

@@ -23,7 +23,7 @@ from ringsync.service.look import client_of
 from ringsync.service.published import wait_until_published
 from ringsync.service.table_checks import CheckError
 from ringsync.service.workers import WorkerReports, stage_reports, told_before, wait_for_workers
-from ringsync.status import BOOTSTRAPS, STALE_AFTER_S, STOP_KEY, age_s, forget, read_statuses
+from ringsync.status import BOOTSTRAPS, STALE_AFTER_S, STOP_KEY, age_s, forget, look_at_statuses, read_statuses
 from ringsync.steps.application import ExitCode
 from ringsync.steps.own_keyspace import create_state
 from ringsync.storage.port import ObjectStore, StorageError
@@ -45,8 +45,8 @@ def start(arguments: argparse.Namespace, console: Console) -> ExitCode:
     # The loops would create it, too, but if two create a table at the same moment, it may exist twice.
     create_state(connect(cluster_settings(config)), config)
     note_database(store, expected.of_scylla)
-    before = read_statuses(store)
-    for loop in before:
+    before = look_at_statuses(store)
+    for loop in (*before.understood, *before.damaged):
         if loop not in expected.loops and not loop.startswith((BOOTSTRAPS, REPROCESS, PROOFS)):
             forget(store, loop)
     store.delete(STOP_KEY)
@@ -56,7 +56,7 @@ def start(arguments: argparse.Namespace, console: Console) -> ExitCode:
         say_error(f"{error}; some DAGs may be on and others off: run cdcservice start again, or cdcservice stop")
         return ExitCode.COMPLETED_WITH_ERRORS
     say(console, f"started: {', '.join(expected.all_dags)}; cdcservice status shows how they stand")
-    seen = told_before(before, expected)
+    seen = told_before(before.understood, expected)
     reports = wait_for_workers(store, expected, seen, arguments.timeout, lambda text: say(console, text))
     return _print_reports(reports, console)
 

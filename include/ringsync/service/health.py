@@ -82,7 +82,7 @@ def problems(
 def _unreadable(loop: str, reason: str) -> Problem:
     text = (
         f"status/{loop}.json is damaged, or of another version of ringsync ({reason}). A loop that runs writes it "
-        "again within seconds; if there is no such loop, remove it"
+        "again within seconds; if there is no such loop, cdcservice start removes it"
     )
     return Problem(Kind.STATUS_UNREADABLE, loop, text)
 
