@@ -19,7 +19,7 @@ from ringsync.schema.table import Schema
 from ringsync.service.expected import CLOSE
 from ringsync.service.lost import look_for_lost
 from ringsync.service.problem import Kind, Problem
-from ringsync.steps import sync_plan
+from ringsync.steps import holes, sync_plan
 from ringsync.steps.sync_plan import SyncPlan, interval_at
 from ringsync.storage.local import LocalStore
 from tests.steps.test_close import TABLE
@@ -169,6 +169,22 @@ def test_while_it_is_bootstrapped_anew_nobody_is_woken(world: World) -> None:
     world.plan()
     assert world.gaps(**{f"bootstrap/{TABLE.table_id}": {"at_ms": 0}}) == []
     assert len(world.gaps()) == 1, "the verification at its end closes it"
+
+
+def test_a_table_that_had_no_cdc_for_some_seconds_has_a_gap(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No plan was made meanwhile; but the schema updater looks when the schema has changed."""
+    world.plan(2)
+    monkeypatch.setattr(holes, "read_tables", sync_plan.read_tables)
+    monkeypatch.setattr(holes, "read_node_tables", lambda node: sync_plan.read_node_tables(node))
+    sync = SimpleNamespace(follows=lambda name: True, run_s=600.0)
+    config: Any = SimpleNamespace(sync=sync, commitlog_processor_window_interval_ms=MINUTE_MS)
+    node: Any = None
+    for change in (lose_cdc, come_back):
+        change(world)
+        holes.note_holes_of(world.store, config, node)
+    assert len(world.gaps()) == 1
+    world.plan(2)
+    assert len(world.gaps()) == 1
 
 
 def test_a_damaged_note_is_a_gap_since_nobody_knows_when(world: World) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,9 +13,11 @@ import pytest
 import yaml
 
 from ringsync.cluster.node import OneNode, node_schema, one_node
-from ringsync.cluster.schema import read_table
+from ringsync.cluster.schema import read_node_tables, read_table
 from ringsync.cluster.whole_schema import Reading, read_whole_schema
+from ringsync.config import Config
 from ringsync.ledger.dropped_tables import dropped_of
+from ringsync.ledger.gaps import Gaps
 from ringsync.ledger.layout import check_layout
 from ringsync.ledger.schema_changes import change_numbers
 from ringsync.ledger.table_versions import CdcBegun, history_of, version_of
@@ -23,6 +26,7 @@ from ringsync.state.schema_history import SchemaHistory
 from ringsync.state.session import StateSession
 from ringsync.status import read_status
 from ringsync.steps.application import ExitCode
+from ringsync.steps.holes import note_holes_of
 from ringsync.steps.schema_update import TOLERATED_S, SchemaUpdater
 from ringsync.storage.local import LocalStore
 from ringsync.streams.files import FileStream
@@ -368,14 +372,42 @@ def test_a_table_of_an_unknown_type_holds_up_nobody_and_costs_nothing(shop: Any,
     updater(store, shop).cycle()
     shop.execute("ALTER TABLE su_shop.t ADD a int")
     node = Later(shop)
-    looks = SchemaUpdater(store, SERVER, lambda: node)
+    changed: list[Any] = []
+    looks = SchemaUpdater(store, SERVER, lambda: node, changed=changed.append)
     for _ in range(3):
         looks.cycle()
-    assert Later.asked == 1
+    assert (Later.asked, changed) == (1, [node])
     (problem,) = looks.problems
     assert problem.startswith("su_shop.odd: ")
     assert [message["value"]["ddl"] for message in messages(store)][-1] == "ALTER TABLE su_shop.t ADD a int;"
     assert dropped_of(store, "su_shop", "odd") == {}
+
+
+def test_a_table_without_cdc_between_two_plans_has_a_gap(shop: Any, tmp_path: Path) -> None:
+    """And one that gets cdc for the first time has none."""
+    store = LocalStore(tmp_path)
+    config = Config.model_validate(
+        {"server_name": "s", "cassandra": {"contact_points": ["a"]}, "store": {"url": "lake"}}
+    )
+    looks = updater(store, shop, changed=partial(note_holes_of, store, config))
+
+    def alter(cdc: str, name: str = "t") -> int:
+        shop.execute(f"ALTER TABLE su_shop.{name} WITH cdc = {cdc}")
+        looks.cycle()
+        return len(Gaps(store).look())
+
+    for name in ("t", "new"):
+        shop.execute(f"CREATE TABLE su_shop.{name} (id int PRIMARY KEY)")
+    assert alter("true") == 0
+    node = OnlyKeyspaces(shop)
+    for table_id in read_node_tables(node).with_cdc:
+        CdcBegun(store).begins(table_id)  # as the plan of the next minute does
+    assert alter("false") == 0
+    assert alter("true") == 1
+    assert alter("true", "new") == 1
+    (gap,) = Gaps(store).look().values()
+    assert gap is not None
+    assert list(gap.tables.values()) == ["su_shop.t"]
 
 
 def test_the_copy_in_the_cluster_is_made_again(shop: Any, keyspace: str, tmp_path: Path) -> None:

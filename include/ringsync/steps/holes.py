@@ -1,7 +1,8 @@
 """Holes: a table that loses cdc, or is left out by the configuration, and comes back lacks what was written meanwhile.
 
-Whoever makes a plan notes which tables have left, and the gap of one that is planned again. A table that is planned for
-the first time has none: what was written before is the bootstrap's. ScyllaDB's logs have gaps of their own.
+Whoever makes a plan, or sees that the schema has changed, notes which tables have left, and the gap of one that is
+followed again. A table that is followed for the first time has none: what was written before is the bootstrap's.
+ScyllaDB's logs have gaps of their own.
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterable
 
+from ringsync.cluster.node import Node
+from ringsync.cluster.schema import read_node_tables, read_tables
 from ringsync.config import Config
 from ringsync.ledger.gaps import NOT_FOLLOWED, Gap, note_gap
 from ringsync.ledger.left_tables import LeftTable, forget_left, left_tables, note_left
-from ringsync.ledger.staging import Bucket
 from ringsync.ledger.table_versions import CdcBegun
 from ringsync.schema.table import TableSchema, UnreadableTable
 from ringsync.status import read_statuses
@@ -25,14 +27,14 @@ def note_holes(
     tables: Iterable[TableSchema | UnreadableTable],
     with_cdc: Collection[str],
     begun: CdcBegun,
-    interval: Bucket,
+    before_ms: int,
 ) -> None:
     """Note which tables have left, and which are back.
 
     :param tables: all that are there
     :param with_cdc: ids of those with cdc
     :param begun: those that were followed before, or are now
-    :param interval: interval of the plan in the making
+    :param before_ms: when somebody looked before, and tables that have left since were followed, ms since the epoch
     """
     known = left_tables(store)
     until_ms: int | None = None
@@ -40,16 +42,27 @@ def note_holes(
         table_id, name, has_cdc = table.table_id, table.full_name, table.table_id in with_cdc
         if has_cdc and config.sync.follows(name):
             if table_id in known:
-                note_gap(store, _gap(table_id, name, known[table_id], interval, config))
+                note_gap(store, _gap(table_id, name, known[table_id], config))
                 forget_left(store, table_id)
         elif table_id in begun and table_id not in known:
-            until_ms = _captured_until_ms(store, interval) if until_ms is None else until_ms
+            until_ms = _captured_until_ms(store, before_ms) if until_ms is None else until_ms
             note_left(store, table_id, LeftTable(until_ms, has_cdc))
 
 
-def _captured_until_ms(store: ObjectStore, interval: Bucket) -> int:
-    """Return the moment until which all that followed tables were written is captured: it was planned in the interval
-    before, and what the stage has not read by now it may not read any more."""
+def note_holes_of(store: ObjectStore, config: Config, node: Node) -> None:
+    """Note which tables have left, and which are back, by the schema of a node that has changed just now: a plan, made
+    once in an interval, may miss that a table had no cdc for some seconds.
+
+    :raises ChangingSchemaError: it changes all the time
+    """
+    before_ms = int(time.time() * 1000) - config.commitlog_processor_window_interval_ms
+    schema, with_cdc = read_tables(node), read_node_tables(node).with_cdc
+    note_holes(store, config, (*schema.tables, *schema.unreadable), with_cdc, CdcBegun(store), before_ms)
+
+
+def _captured_until_ms(store: ObjectStore, before_ms: int) -> int:
+    """Return the moment until which all that was written to followed tables is captured: what the stage has not read by
+    now it may not read any more."""
     clear_ms = [
         int(node.get("clear_at_ms") or 0)
         for loop, status in read_statuses(store).items()
@@ -57,16 +70,16 @@ def _captured_until_ms(store: ObjectStore, interval: Bucket) -> int:
         for node in status.get("nodes", {}).values()
         if node.get("up")
     ]
-    return max(0, min([interval.start - interval.length, *clear_ms]))
+    return max(0, min([before_ms, *clear_ms]))
 
 
-def _gap(table_id: str, name: str, left: LeftTable | None, interval: Bucket, config: Config) -> Gap:
+def _gap(table_id: str, name: str, left: LeftTable | None, config: Config) -> Gap:
     """Return the gap of a table that is planned again.
 
     A loop follows the configuration that it has read when its run began: until that ends, it may leave the table out.
     """
     since_ms = left.since_ms if left else 0
-    back_ms = min(int(time.time() * 1000), interval.end)
+    back_ms = int(time.time() * 1000)
     if left is None or left.has_cdc:
         back_ms += int(config.sync.run_s * 1000)
     return Gap(NOT_FOLLOWED, "", f"{table_id}-{since_ms}", since_ms, back_ms, {table_id: name}, (), is_whole=True)

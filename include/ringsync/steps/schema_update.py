@@ -15,6 +15,7 @@ from functools import partial
 
 import ringsync
 from ringsync.cluster.node import Node, NodeSchema, node_schema, one_node
+from ringsync.cluster.scylla import is_scylla
 from ringsync.cluster.whole_schema import Reading, Silence, read_whole_schema
 from ringsync.config import ConfigError
 from ringsync.cql.identifiers import portable_name, printable
@@ -37,6 +38,7 @@ from ringsync.schema.whole import TableName, WholeSchema
 from ringsync.state.schema_history import HistoryRow, SchemaHistory
 from ringsync.status import Status
 from ringsync.steps.application import Application, ExitCode, Report
+from ringsync.steps.holes import note_holes_of
 from ringsync.steps.loop import Patience, connect_patiently, cycles, put_status, starts_again
 from ringsync.steps.own_keyspace import create_state
 from ringsync.storage.port import ObjectStore, StorageError
@@ -66,7 +68,10 @@ def run(application: Application) -> tuple[Report, ExitCode]:
     create_state(session, config)
     copy = SchemaHistory(session, config.state.keyspace)
     updater = SchemaUpdater(
-        store, config.server_name, lambda: one_node(session), copy, own_keyspace=config.state.keyspace, sink=sink
+        *(store, config.server_name, lambda: one_node(session), copy),
+        own_keyspace=config.state.keyspace,
+        sink=sink,
+        changed=None if is_scylla(session) else partial(note_holes_of, store, config),
     )
     patience, error = Patience(), None
     for _ in cycles(store, config.sync.run_s, config.schema_updater_poll_interval_ms / 1000):
@@ -85,6 +90,7 @@ class SchemaUpdater:
     :param copy: the copy of the histories in the cluster; None: there is none
     :param own_keyspace: ringsync's own keyspace, which is not a user's
     :param sink: connects to Kafka; None: messages are files only
+    :param changed: called with a node whose schema has changed
     """
 
     def __init__(
@@ -97,9 +103,10 @@ class SchemaUpdater:
         own_keyspace: str = "",
         sink: Callable[[], Sink] | None = None,
         now: Callable[[], float] = time.time,
+        changed: Callable[[Node], None] | None = None,
     ) -> None:
         self._store, self._server, self._choose, self._copy = store, server, choose, copy
-        self._own, self._sink, self._now = own_keyspace, sink, now
+        self._own, self._sink, self._now, self._changed = own_keyspace, sink, now, changed
         self._log = SchemaLog(store)
         self._silence = Silence(now)
         self._seen: NodeSchema | None = None
@@ -162,6 +169,8 @@ class SchemaUpdater:
         reading = replace(reading, at=self._silence.ignored(node, reading.at))
         versions = self._put_versions(reading)
         self._to_copy = True
+        if self._changed is not None:
+            self._changed(node)
         self._disagree_since = None if reading.at.agrees else self._disagree_since or self._now()
         self._others = sorted(reading.at.others)
         if self._log_error is None and (not reading.at.agrees or self._add_change(reading, versions)):

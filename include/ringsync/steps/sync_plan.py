@@ -203,7 +203,7 @@ def make_plan(
         if one.table_id in with_cdc and config.sync.follows(one.full_name):
             begun.begins(one.table_id)
     if not of_scylla:
-        note_holes(store, config, there, with_cdc, begun, interval)
+        note_holes(store, config, there, with_cdc, begun, interval.start - interval.length)
     wanted = config.sync.datacenters
     hosts = tuple(replace(host, is_read=not wanted or host.datacenter in wanted) for host in read_hosts(session))
     replications: dict[str, Replication] = {}
