@@ -334,7 +334,7 @@ def test_start_asks_the_cluster_and_switches_on_what_it_needs(
     airflow = FakeAirflow("commitlog_sync", "commitlog_archive", "commitlog_archive_rack-a", "alarms")
     store = LocalStore(conf.parent / "lake")
     put_status(store, "commitlog_stage", "default", {"nodes": {}})
-    store.put("status/stray.json", b"{")
+    store.put("status/stray/loop.json", b"{")
     monkeypatch.setattr(command, "is_of_scylla", lambda _: True)
     monkeypatch.setattr(command, "CHECKS", {})
     monkeypatch.setattr(command, "client_of", lambda _: airflow)

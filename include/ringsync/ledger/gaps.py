@@ -229,7 +229,7 @@ def acknowledge(store: ObjectStore, noted: Acknowledged) -> None:
 def acknowledged(store: ObjectStore) -> list[Acknowledged]:
     """Read the gaps that were acknowledged; those that are damaged are left out."""
     found = []
-    for stat in store.list(_ACKNOWLEDGED):
+    for stat in list_named(store, _ACKNOWLEDGED, r"[^/]+/[^/]+\.json"):
         with suppress(ChecksumError, ValueError, TypeError):
             found.append(Acknowledged(**(get_json(store, stat.key) or {})))
     return sorted(found, key=lambda noted: noted.at_ms)

@@ -10,7 +10,7 @@ import json
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 
-from ringsync.storage.port import AlreadyExistsError, ChecksumError, ObjectStore, get_json
+from ringsync.storage.port import AlreadyExistsError, ChecksumError, ObjectStore, get_json, list_named
 
 _FOLDER = "staging/left/"
 
@@ -30,7 +30,7 @@ class LeftTable:
 def left_tables(store: ObjectStore) -> dict[str, LeftTable | None]:
     """Read the tables that have left, by id; None: the object is damaged, and nobody knows since when."""
     found: dict[str, LeftTable | None] = {}
-    for stat in store.list(_FOLDER):
+    for stat in list_named(store, _FOLDER, r"[0-9a-f]{32}\.json"):
         table_id = stat.key.removeprefix(_FOLDER).removesuffix(".json")
         try:
             if (document := get_json(store, stat.key)) is not None:
