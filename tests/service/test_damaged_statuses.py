@@ -176,16 +176,16 @@ def test_any_field_may_be_missing_or_of_another_type(store: ObjectStore, loop: s
 def test_what_is_no_status_is_named(store: ObjectStore, data: bytes) -> None:
     """Also a stray object, which no loop writes again."""
     before = read_by_all(store)
-    for loop in ("bucket_close/close", "stray"):
+    for loop in ("bucket_close/close", "stray/loop"):
         store.put(f"status/{loop}.json", data)
     store.put("status/.DS_Store", data or b"x")
     seen = read_by_all(store)
     unreadable = [problem for problem in seen.problems if problem.kind == Kind.STATUS_UNREADABLE]
-    assert [problem.where for problem in unreadable] == ["bucket_close/close", "stray"]
-    assert "status/stray.json" in unreadable[1].text
+    assert [problem.where for problem in unreadable] == ["bucket_close/close", "stray/loop"]
+    assert "status/stray/loop.json" in unreadable[1].text
     hidden = {problem.text for problem in before.problems} - {problem.text for problem in seen.problems}
     assert hidden == {problem.text for problem in before.problems if problem.owner == "bucket_close/close"}
-    store.delete("status/stray.json")
+    store.delete("status/stray/loop.json")
     put_all(store)
     assert read_by_all(store).problems == before.problems
 

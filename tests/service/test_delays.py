@@ -115,7 +115,7 @@ def test_who_looks_counts_what_is_archived(store: LocalStore, tmp_path: Path) ->
         segment = tmp_path / f"CommitLog-7-170000000000{number}.log"
         segment.write_bytes(b"x" * 1000)
         archive_segment(store, "node-1", segment, "1000\nCOMPLETED", 0, int(now_s * 1000), even_short=True)
-    store.put("cdc/.DS_Store", b"x")
+    (tmp_path / "lake" / "cdc" / ".DS_Store").write_bytes(b"x")
     os.utime(tmp_path / "lake" / "cdc" / "node-1" / "CommitLog-7-1700000000001.log.json", (now_s - 3 * DAY_S,) * 2)
     found = counted(store)[ARCHIVE_WAITS]
     assert (found["waiting"], found["oldest_ms"] // 1000) == (2, int(now_s - 3 * DAY_S))

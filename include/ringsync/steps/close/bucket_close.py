@@ -35,7 +35,8 @@ from ringsync.steps.absent_tables import AbsentTables
 from ringsync.steps.application import Application, ExitCode, Report, StepError, driver_host, plain, spark_is_gone
 from ringsync.steps.close.agreement import Settled, settle_together
 from ringsync.steps.close.close_task import CloseTask, SliceResult, cut, forget_waiting
-from ringsync.steps.close.closing import Progress, close_until, log_progress, progress
+from ringsync.steps.close.closed import close_until
+from ringsync.steps.close.closing import Progress, log_progress, progress
 from ringsync.steps.close.down_nodes import DownNodes
 from ringsync.steps.close.followed import Followed
 from ringsync.steps.close.staged_commits import StagedCommits

@@ -11,13 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from ringsync.ledger.database import CDC_LOGS
-from ringsync.ledger.staging import put_closed_until
 from ringsync.ring.ring import Host
 from ringsync.status import STALE_AFTER_S, Status, age_s
-from ringsync.storage.port import ObjectStore
-
-_CLOCK = "control/clock.json"
-"""Object that is written to learn what time it is by the store's clock."""
 
 ALL_LOGS = "the CDC logs"
 """In place of a node's address in ``Progress.unread``: Scylla's logs belong to no node."""
@@ -87,29 +82,6 @@ def log_progress(status: Status | None, now_ms: int, patience_ms: int, since_ms:
     if now_ms - since >= patience_ms:
         clear_at = max(clear_at, now_ms - patience_ms)
     return Progress(clear_at, {ALL_LOGS: reason}, {CDC_LOGS: since})
-
-
-def close_until(store: ObjectStore, known_ms: int, wanted_ms: int, latest: Callable[[int], int], now_ms: int) -> int:
-    """Move the end of the closed buckets, and record it. It never lies in the future by the store's clock, however far
-    the clocks of workers are ahead; one that does, since a clock was ahead before, comes back.
-
-    That is safe: buckets that are open once more take rows, and digests tell which were published.
-
-    :param known_ms: the present end, ms since the epoch
-    :param wanted_ms: the end that the logs allow
-    :param latest: returns the latest end that is right at a moment
-    :param now_ms: present time by this host's clock
-    :returns: the new end
-    """
-    if wanted_ms <= known_ms <= latest(now_ms):
-        return known_ms
-    store.say(_CLOCK, b"{}")
-    written = store.stat(_CLOCK)
-    last_ms = latest((written and written.written_ms) or now_ms)
-    until_ms = max(known_ms if known_ms <= last_ms else 0, min(wanted_ms, last_ms))
-    if until_ms != known_ms:
-        put_closed_until(store, until_ms)
-    return until_ms
 
 
 def _staged(status: Status | None, node: str, queue: str, now_ms: int) -> tuple[int, str]:
