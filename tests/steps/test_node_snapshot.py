@@ -18,10 +18,12 @@ from ringsync.ring.ring import Host
 from ringsync.ring.tokens import WHOLE_RING
 from ringsync.schema.table import TableSchema
 from ringsync.steps.bootstrap.node_snapshot import (
+    DamagedSSTableError,
     IncompleteSnapshotError,
     Node,
     NodeSnapshotError,
     node_of,
+    read_outlines,
     tag_of,
     take_snapshot,
 )
@@ -174,6 +176,24 @@ def test_a_snapshot_that_is_not_complete_is_taken_again(
     assert world.calls() == ["snapshot", "clearsnapshot", "snapshot"]
     assert "taken again" in capsys.readouterr().out
     assert world.taken() == world.names
+    assert world.calls() == ["snapshot", "clearsnapshot", "snapshot"]
+
+
+@pytest.mark.parametrize("component", ["Index.db", "Statistics.db", "CompressionInfo.db"])
+def test_a_damaged_small_file_is_found_before_anything_is_copied(world: World, component: str) -> None:
+    """Only this node's worker reads the indexes; what it reads counts for the speed limit."""
+    sstables, read = world.take(), list[int]()
+    assert all(set(one.files) == {"Data.db", "Statistics.db", "CompressionInfo.db"} for one in sstables)
+    outlines = read_outlines(world.node, world.table, sstables, WHOLE_RING.unwrap(), read.append)
+    assert [one.length > 0 and one.is_within for one in outlines] == [True] * len(sstables)
+    assert sum(read) >= sum(Path(one.descriptor.path("Index.db")).stat().st_size for one in sstables)
+    path = Path(sstables[1].descriptor.path(component))
+    content = path.read_bytes()
+    path.unlink()  # the node's own file is the same one
+    path.write_bytes(content[: len(content) // 2])
+    with pytest.raises(DamagedSSTableError, match=rf"node 10\.0\.0\.1:9042: {path}.* nodetool scrub .* again"):
+        read_outlines(world.node, world.table, sstables, WHOLE_RING.unwrap(), read.append)
+    assert len(take_snapshot(world.node, world.table, BOOTSTRAP, 0.0, anew=True)) == len(sstables)
     assert world.calls() == ["snapshot", "clearsnapshot", "snapshot"]
 
 
