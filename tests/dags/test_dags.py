@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -233,7 +234,6 @@ COMMANDS = [
     ("bootstrap_table", "verify", {}, "replica_verify", "2g", []),
     ("replica_verify", "verify", {"repair": False}, "replica_verify", "2g", []),
     ("replica_verify", "verify", {"repair": True}, "replica_verify", "2g", ["--repair"]),
-    ("replica_verify", "verify", {"table": None}, "replica_verify", "2g", ["--due"]),
 ]  # fmt: skip
 
 
@@ -289,6 +289,19 @@ def test_applications_of_the_sync_are_for_all_tables(
     assert task.name == f"{application} {run}"
     assert task.report == f"reports/{application}/{run}.json"
     assert Path(task.application) == ROOT / "spark_apps" / f"{application}.py"
+
+
+def test_a_scheduled_verification_is_of_what_is_due(bag: Any) -> None:
+    """And its first one is not at once: when the sync is started, tables are only being bootstrapped."""
+    from airflow.sdk import CronTriggerTimetable
+
+    from ringsync.orchestration import given
+
+    task = rendered(bag, "replica_verify", "verify", {})
+    assert given(task.application_args)[2:] == ["--table", "*.*", "--run", RUN, "--due"]
+    assert task.name == f"replica_verify *.* {RUN}"
+    daily = CronTriggerTimetable("@daily", timezone="UTC", run_immediately=timedelta(0))
+    assert (bag.dags["replica_verify"].schedule, bag.dags["replica_verify"].catchup) == (daily, False)
 
 
 @pytest.mark.parametrize(
