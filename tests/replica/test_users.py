@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from deltalake.table import TableAlterer, TableMerger, TableOptimizer
 
 from ringsync.replica.changes import write_checkpoint
 from ringsync.replica.errors import ReplicaWaitsError
-from tests.replica.bases import state_of
+from tests.replica.bases import state_of, write_base
 from tests.replica.users import BASE_ROWS, EVERYTHING, Used, changed, lacks, theirs
 
 Deed = Callable[[Used], Any]
@@ -186,6 +187,20 @@ def test_it_goes_on_and_what_is_theirs_stays(used: Used, deed: str) -> None:
     given = theirs(used)
     used.go_on()
     assert not lacks(given, theirs(used))
+
+
+def test_deletion_vectors_that_were_switched_off_stay_off(used: Used) -> None:
+    """Also in the protocol: some readers refuse a table that may have them."""
+    write_base(used.root, used.version, used.images(used.rows), from_pass=used.passes + 1, deletion_vectors=False)
+    folder = Path(used.uri).parent / "base"
+    log = sorted((folder / "_delta_log").glob("*.json"))[-1]
+    dropped = {"protocol": {"minReaderVersion": 1, "minWriterVersion": 2}}
+    (log.parent / f"{int(log.stem) + 1:020}.json").write_text(json.dumps(dropped) + "\n")
+    used.go_on()
+    found = used.snapshot("base")
+    assert "deletionVectors" not in found.protocol.get("readerFeatures", ())
+    assert found.configuration["delta.enableDeletionVectors"] == "false"
+    assert DeltaTable(folder).to_pyarrow_dataset().count_rows()
 
 
 @pytest.mark.parametrize("deed", REFUSED)

@@ -10,13 +10,15 @@ from typing import Any
 
 from deltalake import DeltaTable
 
+from ringsync.images.live import shown_rows
 from ringsync.images.schema import row_image_schema
 from ringsync.replica.delta_log import read_snapshot
 from ringsync.replica.evolve import follow_schema
+from ringsync.replica.lookup import images_between
 from ringsync.schema.table import TableSchema
 from ringsync.storage.local import LocalStore
-from tests.replica.bases import NOW_MS, replica_uri, write_base, write_pass
-from tests.replica.test_evolve import INT, V, image, rows_of, shown, table
+from tests.replica.bases import NOW_MS, replica_uri, state_of, write_base, write_pass
+from tests.replica.test_evolve import ALL, INT, V, image, rows_of, table
 
 FIRST, SECOND = table(V), table(V, ("w", "regular", INT))
 """The table, and after ``ALTER TABLE … ADD w int``."""
@@ -91,10 +93,12 @@ class Used:
 
     def check(self) -> None:
         """All rows are right but those that somebody has changed."""
-        found = {number: row["v"] for number, row in shown(self.root, self.version).items()}
-        assert {n: v for n, v in found.items() if n not in self.wrong} == {
-            n: v for n, v in self.rows.items() if n not in self.wrong
-        }
+        images = images_between(state_of(self.root, self.version), self.version, *ALL)
+        batches = shown_rows(images, self.version, NOW_MS // 1000)
+        found = [(row["id"], row["v"]) for batch in batches for row in batch.select(["id", "v"]).to_pylist()]
+        assert sorted(row for row in found if row[0] not in self.wrong) == sorted(
+            row for row in self.rows.items() if row[0] not in self.wrong
+        )
         for part in ("base", "changes"):
             ours = set(row_image_schema(self.version).names)
             assert ours <= set(DeltaTable(f"{replica_uri(self.root, FIRST)}/{part}").schema().to_arrow().names)

@@ -202,6 +202,7 @@ def replace_base(
         "read_until_us": str(now_ms * 1000),
         **properties,
     }
+    deletion_vectors &= before.configuration.get("delta.enableDeletionVectors") != "false"
     return replace_all(
         store,
         base_folder(table.keyspace, table.name),
