@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 from ringsync import __version__
 from ringsync.inspect.parser import add_inspect
 from ringsync.orchestration import config_path
-from ringsync.service.parsers import add_alarms, add_errors, add_gaps, add_schema, add_service
+from ringsync.service.parsers import add_alarms, add_errors, add_gaps, add_leave, add_schema, add_service
 from ringsync.service.run_parsers import RUN_CODES, add_bootstrap, add_limits, add_verify
 from ringsync.terminal import ExitCode, say_error
 
@@ -81,6 +81,7 @@ def parser() -> argparse.ArgumentParser:
     # module of its own, e.g. service/gaps.py, which imports what it likes: the parser only names it, as
     # set_defaults(command="ringsync.service.gaps:gaps"). service/parsers.py itself imports what is light.
     add_service(commands, _conf)
+    add_leave(commands, _conf)
     add_alarms(commands, _conf)
     add_errors(commands, _conf)
     add_gaps(commands, _conf)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cassandra import Unauthorized
+from cassandra import DriverException, RequestExecutionException, Unauthorized
 from cassandra.cluster import NoHostAvailable
 
 import ringsync.cluster.shared
@@ -23,7 +23,7 @@ from ringsync.schema.table import TableSchema
 from ringsync.steps.application import Application, ExitCode, StepError
 from ringsync.steps.archive import commitlog_archive
 from ringsync.steps.bootstrap import enable_cdc as prepare_cdc
-from ringsync.steps.bootstrap.enable_cdc import enable_cdc
+from ringsync.steps.bootstrap.enable_cdc import disable_cdc, enable_cdc
 from ringsync.storage.local import LocalStore
 from ringsync.wiring import store_of
 from servers.cassandra import CassandraNode, NodeSettings
@@ -37,7 +37,7 @@ NAMES = ("one", "two", "three")
 
 @pytest.mark.parametrize("version", ["4.1", "5.0"])
 def test_what_was_prepared_before_is_captured(tmp_path: Path, cache: Path, version: str) -> None:
-    settings = NodeSettings(version=version).on_free_ports()  # type: ignore[arg-type]
+    settings = NodeSettings(version=version, segment_mib=1, cdc_total_mib=4).on_free_ports()  # type: ignore[arg-type]
     with CassandraNode(tmp_path, settings, cache) as node:
         cluster = node.cluster()
         try:
@@ -47,12 +47,12 @@ def test_what_was_prepared_before_is_captured(tmp_path: Path, cache: Path, versi
             )
             prepared = {}
             for table in ("plain", "orders"):
-                session.execute(f"CREATE TABLE shop.{table} (id int PRIMARY KEY)")
-                prepared[table] = session.prepare(f"INSERT INTO shop.{table} (id) VALUES (?)")
-                session.execute(prepared[table], (1,))
+                session.execute(f"CREATE TABLE shop.{table} (id int PRIMARY KEY, v blob)")
+                prepared[table] = session.prepare(f"INSERT INTO shop.{table} (id, v) VALUES (?, ?)")
+                session.execute(prepared[table], (1, b""))
             # What is worked around. Where this fails Cassandra has mended it.
             session.execute("ALTER TABLE shop.plain WITH cdc = true")
-            session.execute(prepared["plain"], (2,))
+            session.execute(prepared["plain"], (2, b""))
             time.sleep(3)
             assert not indexes(node)
 
@@ -77,13 +77,26 @@ def test_what_was_prepared_before_is_captured(tmp_path: Path, cache: Path, versi
                 patch.setattr(ringsync.cluster.shared, "nodes_behind", lambda _: frozenset({"10.0.0.2"}))
                 with pytest.raises(ClusterError, match=r"the nodes do not agree on the schema \(10.0.0.2\): try again"):
                     enable_cdc(shared, store, [orders])
-            session.execute(prepared["orders"], (2,))
+            session.execute(prepared["orders"], (2, b""))
             deadline = time.monotonic() + 20
             while not indexes(node):
                 assert time.monotonic() < deadline, "the write was not captured"
                 time.sleep(0.2)
+            # Nobody empties cdc_raw: without cdc no write is refused, by statements that were prepared before either.
+            with pytest.raises((DriverException, RequestExecutionException)):
+                fill(session, prepared["orders"], megabytes=20)
+            assert disable_cdc(shared, store, [orders]) == ["disabled now"]
+            assert disable_cdc(shared, store, [orders]) == ["was disabled"]
+            assert session.execute(GRACE).one() == grace
+            fill(session, prepared["orders"], megabytes=20)
         finally:
             cluster.shutdown()
+
+
+def fill(session: Any, insert: Any, megabytes: int) -> None:
+    """Write so much."""
+    for number in range(100 * megabytes):
+        session.execute(insert, (number, bytes(10_000)))
 
 
 @pytest.fixture(scope="module")
@@ -122,6 +135,26 @@ def test_a_kill_between_any_two_statements_is_mended(
     done = enable_cdc(shared, store, tables)
     assert done == ["was enabled"] * altered + ["enabled now"] * (3 - altered)
     assert options(session, tables) == [(True, 7)] * 3
+    assert not store.list()
+
+
+@pytest.mark.parametrize("after", range(7))
+def test_a_kill_while_cdc_is_disabled_is_mended(
+    session: Any, own: Any, tables: list[TableSchema], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
+) -> None:
+    shared, store = Shared(own), LocalStore(tmp_path)
+    enable_cdc(shared, store, tables)
+    with monkeypatch.context() as patch:
+        patch.setattr(prepare_cdc, "one_node", lambda session: Dies(one_node(session), after))
+        if after < 6:
+            with pytest.raises(Killed):
+                disable_cdc(shared, store, tables)
+        else:
+            disable_cdc(shared, store, tables)
+    altered = min(after, 3)
+    assert [cdc for cdc, _ in options(session, tables)] == [False] * altered + [True] * (3 - altered)
+    assert disable_cdc(shared, store, tables) == ["was disabled"] * altered + ["disabled now"] * (3 - altered)
+    assert options(session, tables) == [(False, 7)] * 3
     assert not store.list()
 
 

@@ -179,8 +179,8 @@ def watch(
         seen = _look(config, store, clock(), gaps)
         watching.look(seen.problems, now_ms, seen.is_judge)
         _close(store, seen.gaps_over)
-        told = {"raised": len(watching.raised), "problems": watching.problems, "config_error": wrong()}
-        put_status(store, name, loop, told)
+        status = {"raised": len(watching.raised), "problems": watching.problems, "config_error": wrong()}
+        put_status(store, name, loop, status)
         _put_metrics(config, {**seen.statuses, ALARMS: {"at_ms": now_ms}}, watching.raised)
         if clock() >= end:
             return len(watching.raised)

@@ -258,3 +258,31 @@ def _number(text: str) -> int:
 
 def _table(text: str) -> str:
     return ".".join(printable(name) for name in parse_table_name(text))
+
+
+LEAVE_CODES = """\
+exit codes: 0 ringsync has left, or without --yes: nothing was changed; 1 cdc is still on somewhere, or logs are not
+empty: the DAGs stay on; 3 configuration, connection or rights: nothing was changed; 4 interrupted: run it again"""
+
+
+def add_leave(commands: Any, add_conf: Callable[[argparse.ArgumentParser], None]) -> None:
+    """Add the command to cdcservice's parser.
+
+    :param add_conf: function that adds the option ``--conf``
+    """
+    parser = commands.add_parser(
+        "leave",
+        help="switch cdc off and stop, so that the cluster needs ringsync no more",
+        description="Switch cdc off on all tables that the sync follows, also for prepared statements; wait until what "
+        "was logged is published and the logs are empty; switch all DAGs off, and name what is left to remove. Without "
+        "--yes it only says what it would do.",
+        epilog=LEAVE_CODES,
+    )
+    add_conf(parser)
+    parser.add_argument("--yes", action="store_true", help="do it")
+    about = "what becomes of tables with cdc that are not followed"
+    parser.add_argument("--others", choices=("keep", "disable"), help=about)
+    parser.add_argument("--no-wait", action="store_true", help="what is not published yet is given up")
+    about = "wait so long (default: %(default).0f s)"
+    parser.add_argument("--timeout", type=seconds, default=WAIT_TIMEOUT_S, metavar="S", help=about)
+    parser.set_defaults(command="ringsync.service.leave:leave")

@@ -72,9 +72,11 @@ def run(application: Application) -> tuple[Report, ExitCode]:
     archiver = Archiver(config, store, queue, _Cluster(config))
     old_snapshots = ClearsAside(config, store, queue)
 
+    def standing() -> dict[str, Any]:
+        return {"nodes": archiver.status(), "problems": archiver.problems, "config_error": application.config_error}
+
     def say() -> None:
-        told = {"nodes": archiver.status(), "problems": archiver.problems, "config_error": application.config_error}
-        put_status(store, "commitlog_archive", queue, told)
+        put_status(store, "commitlog_archive", queue, standing())
 
     end_s = time.monotonic() + config.sync.run_s
     for _ in cycles(store, config.sync.run_s, config.archive.poll_interval_ms / 1000, heeds_stop=False):
@@ -84,7 +86,7 @@ def run(application: Application) -> tuple[Report, ExitCode]:
         if queue == DEFAULT_QUEUE:  # one queue does it for all
             archiver.tidy_aside()
     code = ExitCode.COMPLETED_WITH_ERRORS if archiver.is_failing else ExitCode.OK
-    return {"queue": queue, "nodes": archiver.status(), **archiver.counts}, code
+    return {"queue": queue, **standing(), **archiver.counts}, code
 
 
 @dataclass

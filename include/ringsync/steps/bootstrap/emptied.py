@@ -63,8 +63,8 @@ def _said(config: Config, store: ObjectStore, queue: str, now_s: float) -> Itera
     for loop in loops:
         status = None
         with suppress(ChecksumError, ValueError, TypeError, KeyError):  # a damaged one says nothing
-            if (found := read_status(store, f"{loop}/{queue}")) and age_s(found, now_s) <= LATELY_S:
-                status = found
+            if (newest := read_status(store, f"{loop}/{queue}")) and age_s(newest, now_s) <= LATELY_S:
+                status = newest
         if status is not None:
             yield loop, status
 
@@ -84,7 +84,6 @@ def captures_changes(config: Config, host: Host) -> bool:
         cluster_settings(config), contact_points=(host.address,), port=host.port, local_datacenter=host.datacenter
     )
     try:
-        told = read_settings(connect(settings), host.id, ["cdc_enabled"])
+        return read_settings(connect(settings), host.id, ["cdc_enabled"]).get("cdc_enabled") != "false"
     except ClusterError:
         return True
-    return told.get("cdc_enabled") != "false"

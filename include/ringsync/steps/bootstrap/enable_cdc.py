@@ -1,9 +1,11 @@
-"""Cdc is enabled on tables before they are copied, so that their changes are captured from then on (docs/sync.md).
+"""Cdc is enabled on tables before they are copied, so that their changes are captured from then on; and disabled when
+ringsync is left (docs/sync.md).
 
-A prepared statement keeps the old table options, so its writes would not be captured. Only a change of
+A prepared statement keeps the old table options: its writes would not be captured, or go on to be. Only a change of
 ``gc_grace_seconds`` or ``default_time_to_live`` makes Cassandra prepare statements anew
 (TableMetadata.changeAffectsPreparedStatements, 4.0 to 5.0). So the former is one second longer for a moment.
-``cdc_enabling/<table id>.json`` says what it was: after a kill in this moment the next run restores it.
+``cdc_enabling/<table id>.json`` says what it was: after a kill in this moment the next run restores it. It serves both
+directions.
 
 Each node must see that moment: one that learns of both changes at once sees none, and keeps its statements. So all
 nodes agree on the schema before it ends. This takes long compared with an ALTER, and is done once for several tables.
@@ -22,11 +24,15 @@ from cassandra.protocol import ConfigurationException
 
 from ringsync.cluster.node import NO_ANSWER, Node, one_node
 from ringsync.cluster.shared import Shared
-from ringsync.schema.table import TableSchema
+from ringsync.schema.table import TableSchema, UnreadableTable
 from ringsync.steps.application import StepError
 from ringsync.storage.port import ObjectStore, get_json
 
 OPTIONS = "SELECT cdc, gc_grace_seconds FROM system_schema.tables WHERE keyspace_name = %s AND table_name = %s"
+
+
+Named = TableSchema | UnreadableTable
+"""A table; its columns do not matter."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +44,7 @@ class Enabling:
     :ivar is_in_moment: whether it has other ``gc_grace_seconds`` since a run that was killed
     """
 
-    table: TableSchema
+    table: Named
     grace: int
     has_cdc: bool
     is_in_moment: bool
@@ -51,11 +57,16 @@ class Enabling:
     @property
     def key(self) -> str:
         """Key of the record of what is restored after a kill."""
-        return f"cdc_enabling/{self.table.table_id}.json"
+        return record_key(self.table.table_id)
+
+
+def record_key(table_id: str) -> str:
+    """Return the key of what is restored of a table; if there is such an object, a run has been killed."""
+    return f"cdc_enabling/{table_id}.json"
 
 
 def enable_cdc(
-    shared: Shared, store: ObjectStore, tables: Sequence[TableSchema], why_not: Callable[[], str] = str
+    shared: Shared, store: ObjectStore, tables: Sequence[Named], why_not: Callable[[], str] = str
 ) -> list[str | Exception]:
     """Enable cdc on tables, also for statements that were prepared before; then wait until all nodes know of it. This
     wait is also for a table that has cdc already: a run that was killed may have altered it a moment ago.
@@ -67,28 +78,41 @@ def enable_cdc(
         is down, else the driver's error
     :raises ClusterError: the nodes do not agree on the schema
     """
+    return _switch_cdc(shared, store, tables, "enabled", why_not)
+
+
+def disable_cdc(shared: Shared, store: ObjectStore, tables: Sequence[Named]) -> list[str | Exception]:
+    """Disable cdc on tables, also for statements that were prepared before. All else is as with :func:`enable_cdc`."""
+    return _switch_cdc(shared, store, tables, "disabled", str)
+
+
+def _switch_cdc(
+    shared: Shared, store: ObjectStore, tables: Sequence[Named], what: str, why_not: Callable[[], str]
+) -> list[str | Exception]:
+    cdc = what == "enabled"
     shared.wait_for_agreement(time.monotonic())
     node = one_node(shared.session)
     found = {table: _look(node, store, table) for table in tables}
     work = [one for one in found.values() if one is not None]
-    new = [one for one in work if not one.has_cdc]
-    failed: dict[TableSchema, Exception] = _without_all_nodes(shared, new)
+    new = [one for one in work if one.has_cdc != cdc]
+    failed: dict[Named, Exception] = _without_all_nodes(shared, new, what)
     begun = [one for one in new if one.table not in failed]
     if begun and (reason := why_not()):
-        failed |= {one.table: StepError(f"cdc is not enabled on {one.table.full_name}: {reason}") for one in begun}
+        failed |= {one.table: StepError(f"cdc is not {what} on {one.table.full_name}: {reason}") for one in begun}
         begun = []
     for one in begun:
         record = {"gc_grace_seconds": one.grace, "for_a_moment": one.for_a_moment}
         store.put(one.key, json.dumps(record).encode())
-    failed |= _alter(node, {one.table: f"cdc = true AND gc_grace_seconds = {one.for_a_moment}" for one in begun})
+    set_cdc = f"cdc = {str(cdc).lower()}"
+    failed |= _alter(node, {one.table: f"{set_cdc} AND gc_grace_seconds = {one.for_a_moment}" for one in begun}, what)
     unchanged = [one for one in begun if isinstance(failed.get(one.table), RefusedError)]
-    ends = [one for one in work if one.table not in failed and (one.is_in_moment or not one.has_cdc)]
+    ends = [one for one in work if one.table not in failed and (one.is_in_moment or one.has_cdc != cdc)]
     if ends:
         # Also a moment that was found may have begun just now, by another run.
         shared.wait_for_agreement(time.monotonic())
-        failed |= _without_all_nodes(shared, ends)
+        failed |= _without_all_nodes(shared, ends, what)
         ends = [one for one in ends if one.table not in failed]
-    failed |= _alter(node, {one.table: f"gc_grace_seconds = {one.grace}" for one in ends})
+    failed |= _alter(node, {one.table: f"gc_grace_seconds = {one.grace}" for one in ends}, what)
     if ends:
         shared.wait_for_agreement(time.monotonic())
     for one in begun:
@@ -97,51 +121,52 @@ def enable_cdc(
         options = one_node(shared.session).execute(OPTIONS, _name(one.table)).one()
         if options is None:
             failed[one.table] = _gone(one.table)
-        elif not options.cdc:
+        elif bool(options.cdc) != cdc:
             failed[one.table] = StepError(
-                f"a node does not know of the cdc of {one.table.full_name}, which another has just enabled: run again "
+                f"a node does not know of the cdc of {one.table.full_name}, which another has just {what}: run again "
                 "once all nodes are up"
             )
     for one in work:
         # After an answer that was lost the record stays: nobody knows what the node has done.
         if one.table not in failed or one in unchanged:
             store.delete(one.key)
-    done = {one.table: "was enabled" if one.has_cdc else "enabled now" for one in work}
+    done = {one.table: f"was {what}" if one.has_cdc == cdc else f"{what} now" for one in work}
     gone = {table: _gone(table) for table in found.keys() - done.keys()}
     return [failed.get(table) or gone.get(table) or done[table] for table in tables]
 
 
-def _without_all_nodes(shared: Shared, tables: Sequence[Enabling]) -> dict[TableSchema, Exception]:
+def _without_all_nodes(shared: Shared, tables: Sequence[Enabling], what: str) -> dict[Named, Exception]:
     """Return why tables cannot go on, if nodes are down; empty: none is.
 
-    A node that starts later learns of both changes at once: it would never capture what was prepared on it before.
+    A node that starts later learns of both changes at once: it would never capture what was prepared on it before, or
+    always.
     """
     down = one_node(shared.session).down if tables else frozenset()
     if not down:
         return {}
     return {
         one.table: StepError(
-            f"cdc is not enabled on {one.table.full_name} while nodes are down ({', '.join(sorted(down))}): they would "
-            "never capture the writes of statements that were prepared on them before. Start them, or remove them from "
-            "the ring, and run again"
+            f"cdc is not {what} on {one.table.full_name} while nodes are down ({', '.join(sorted(down))}): they would "
+            f"{'never capture' if what == 'enabled' else 'go on to capture'} the writes of statements that were "
+            "prepared on them before. Start them, or remove them from the ring, and run again"
         )
         for one in tables
     }
 
 
-def _gone(table: TableSchema) -> StepError:
+def _gone(table: Named) -> StepError:
     return StepError(f"{table.full_name} is gone: it was dropped")
 
 
 class RefusedError(StepError):
-    """The cluster refuses to enable cdc, and has changed nothing."""
+    """The cluster refuses to switch cdc, and has changed nothing."""
 
 
-def _name(table: TableSchema) -> tuple[str, str]:
+def _name(table: Named) -> tuple[str, str]:
     return table.keyspace, table.name
 
 
-def _look(node: Node, store: ObjectStore, table: TableSchema) -> Enabling | None:
+def _look(node: Node, store: ObjectStore, table: Named) -> Enabling | None:
     options = node.execute(OPTIONS, _name(table)).one()
     if options is None:
         return None
@@ -152,13 +177,14 @@ def _look(node: Node, store: ObjectStore, table: TableSchema) -> Enabling | None
     return replace(found, grace=int(record["gc_grace_seconds"]), is_in_moment=True)
 
 
-def _alter(node: Node, alterations: Mapping[TableSchema, str]) -> dict[TableSchema, Exception]:
+def _alter(node: Node, alterations: Mapping[Named, str], what: str) -> dict[Named, Exception]:
     """Alter tables, one after another, on one node: another may not know of cdc yet, and each ALTER writes all options
     of the table again.
 
     :returns: why that failed, by table; once the node does not answer, for all that are left
     """
-    failed: dict[TableSchema, Exception] = {}
+    failed: dict[Named, Exception] = {}
+    nodes_need = "Every node needs cdc_enabled: true in cassandra.yaml. " * (what == "enabled")
     silent: Exception | None = None
     for table, alteration in alterations.items():
         if silent is not None:
@@ -168,8 +194,8 @@ def _alter(node: Node, alterations: Mapping[TableSchema, str]) -> dict[TableSche
             node.execute(f"ALTER TABLE {table.full_name} WITH {alteration}")
         except (InvalidRequest, ConfigurationException, Unauthorized) as error:
             failed[table] = RefusedError(
-                f"cdc cannot be enabled on {table.full_name}: {error}. Every node needs cdc_enabled: true in "
-                "cassandra.yaml, and this user the right to ALTER the table (docs/sync.md)"
+                f"cdc cannot be {what} on {table.full_name}: {error}. {nodes_need}This user needs the right to "
+                "ALTER the table (docs/sync.md)"
             )
         except NO_ANSWER as error:
             # The driver tells an error of the server like a node that does not answer.
