@@ -152,12 +152,17 @@ _LOG: Form = {
     **{"error": str, "sweep_error": str, "until_ms": _NUMBER, "behind_ms": _NUMBER},
     **{"waiting": int, "waiting_from_ms": _NUMBER},
 }
+_PROOF: Form = {
+    **{"RANGES": int, "RANGES_DIFFERING": int, "ROWS_DIFFERING": int, "FOUND_MS": _NUMBER, "PROVED_MS": _NUMBER},
+    **{"overdue_ms": _NUMBER, "RUN": str},
+}
 _LOOP: Form = {
     **{"AT_MS": _NUMBER, "host": str, "error": str, "problems": list, "broken": _TEXTS, "files_broken": int},
     **{"nodes": {_EACH: _NODE}, "tables": {_EACH: _TABLE}, "logs": {_EACH: _LOG}, "busy": {"SINCE_MS": _NUMBER}},
     **{"unread": _TEXTS, "unread_since_ms": _TIMES, "left_out": _TEXTS, "others_failed": _TEXTS},
     **{"commits_broken": _TEXTS, "rows_homeless": _TIMES, "homeless_since_ms": _TIMES},
     **{"datacenters_left_out": {_EACH: list}, "empty_generations_ms": list, "errors": int, "errors_surplus": int},
+    **{"proofs": {_EACH: _PROOF}},
     **{"waiting": int, "oldest_ms": _NUMBER, "began_ms": _NUMBER, "clear_at_ms": _NUMBER},
     **{"disagreement_since_ms": _NUMBER, "clock_skew_ms": _NUMBER, "watched_ms": _NUMBER},
     **{"down": {_EACH: {"ENDPOINT": str, "SINCE_MS": _NUMBER}}, "hint_window_ms": _NUMBER},

@@ -64,6 +64,14 @@ STATUSES: dict[str, dict[str, Any]] = {
         **{"logs": {"shop.orders": LOG}, "clear_at_ms": AT_MS, "clock_skew_ms": 3, "generations": 2, "rows": 1},
         **{"errors": 1, "errors_surplus": 0, "empty_generations_ms": [AT_MS]},
     },
+    "replica_verify/proofs": {
+        "proofs": {
+            "shop.orders": {
+                **{"proved_ms": AT_MS, "overdue_ms": AT_MS, "ranges": 256, "ranges_differing": 2, "rows_differing": 7},
+                **{"found_ms": AT_MS, "run": "r"},
+            }
+        }
+    },
     "bootstrap/ab": {"table": "shop.x", "bootstrap": "b1", "step": "scan", "fraction": 0.5, "run": "r"},
 }
 

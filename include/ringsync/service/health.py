@@ -181,7 +181,7 @@ def _of_proofs(status: Status, now_s: float) -> Iterator[Problem]:
                 f"(reports/replica_verify/{proof['run']}.json): cdcservice verify --repair --table {table}"
             )
             yield Problem(Kind.REPLICA_DIFFERS, table, text)
-        if proof["overdue_ms"] is not None and now_s * 1000 > proof["overdue_ms"]:
+        if proof.get("overdue_ms") is not None and now_s * 1000 > proof["overdue_ms"]:
             text = (
                 f"{table}: its replica was last proved equal, all of it, {_when(proof['proved_ms'], now_s)}: "
                 f"cdcservice verify --table {table}, and see why the DAG replica_verify does not"
