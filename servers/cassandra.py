@@ -31,6 +31,9 @@ REQUEST_SECONDS = 60
 SUPERUSER = ("cassandra", "cassandra")
 """The role that Cassandra itself creates when it starts with password authentication for the first time."""
 
+GUARDRAILS = "org.apache.cassandra.db:type=Guardrails"
+"""The MBean by which guardrails are set."""
+
 EXPORTS = """
 java.base/jdk.internal.misc java.base/jdk.internal.ref java.base/sun.nio.ch java.base/java.lang.ref java.sql/java.sql
 java.management.rmi/com.sun.jmx.remote.internal.rmi java.rmi/sun.rmi.registry java.rmi/sun.rmi.server
@@ -116,6 +119,7 @@ class NodeSettings:
     :param compatibility: `storage_compatibility_mode` of 5.0: `NONE`, `UPGRADING` or `CASSANDRA_4`.
     :param sstable_format: `big`, or with `compatibility` `NONE` also `bti`, whose indexes are tries.
     :param uuid_sstable_ids: whether new SSTables are named by UUIDs instead of numbers; from 4.1 on.
+    :param more: further keys of cassandra.yaml, for example guardrails.
     """
 
     version: Literal["4.0", "4.1", "5.0"] = "5.0"
@@ -146,6 +150,7 @@ class NodeSettings:
     compatibility: str = "NONE"
     sstable_format: Literal["big", "bti"] = "big"
     uuid_sstable_ids: bool = False
+    more: tuple[tuple[str, Any], ...] = ()
 
     def on_free_ports(self) -> NodeSettings:
         """Return the same settings with three ports on which nothing listens now."""
@@ -247,6 +252,26 @@ class CassandraNode(OneProcess):
             raise ServerError(f"nodetool {' '.join(arguments)} failed:\n{last_lines(answer.stdout + answer.stderr)}")
         return answer.stdout
 
+    def forbid(self, guardrail: str, values: str) -> None:
+        """
+        Set a guardrail that forbids some values, while the node runs (4.1 and later).
+
+        :param guardrail: attribute of the MBean, for example `ReadConsistencyLevelsDisallowedCSV`.
+        :param values: between commas; empty: everything is permitted.
+        """
+        self.nodetool("sjk", "mx", "-ms", "-b", GUARDRAILS, "-f", guardrail, "-v", values)
+
+    def limit(self, guardrail: str, most: int = 10**9) -> None:
+        """
+        Set a guardrail with a threshold, while the node runs (4.1 and later).
+
+        :param guardrail: its name in the MBean, for example `PageSize`.
+        :param most: what is more is refused; by default nothing is.
+        """
+        self.nodetool(
+            "sjk", "mx", "-mc", "-b", GUARDRAILS, "-op", f"set{guardrail}Threshold", "-a", f"{most}", f"{most}"
+        )
+
     def _answers(self) -> bool:
         with socket.socket() as probe:
             probe.settimeout(1)
@@ -340,7 +365,7 @@ def write_configuration(folder: Path, settings: NodeSettings) -> None:
     :param settings: how it is set up.
     """
     configuration = common_configuration(folder, settings) | version_configuration(settings)
-    configuration |= commitlog_configuration(settings)
+    configuration |= commitlog_configuration(settings) | dict(settings.more)
     if settings.client_tls is not None:
         configuration["client_encryption_options"] = tls_configuration(
             settings.client_tls, settings.client_certificates

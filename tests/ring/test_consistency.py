@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringsync.ring.consistency import asked_hosts, held_by, lacking_hosts
+from ringsync.ring.consistency import asked_hosts, held_by, lacking_hosts, levels_as_good
 from ringsync.ring.ring import Host, Replication, RingError, RingSnapshot, replicas
 from ringsync.ring.tokens import MAX_TOKEN, WHOLE_RING, TokenRange, intersection
 from tests.ring.strategies import rings
@@ -79,3 +81,55 @@ def test_each_token_is_read_from_those_of_its_replicas_that_count(ring: RingSnap
     for node in there:
         owned = [part for part, hosts in replicas(ring) if node in {host.id for host in hosts}]
         assert held.get(node, ()) == intersection(owned, wanted)
+
+
+def hosts(*datacenters: str) -> tuple[Host, ...]:
+    """Replicas of a range, one for each name; those of ``a`` are local."""
+    return tuple(Host(f"{n}", "", 0, name, "", (), is_local=name == "a") for n, name in enumerate(datacenters))
+
+
+@pytest.mark.parametrize(
+    ("replicas", "level", "as_good"),
+    [
+        ("a", "ALL", ["LOCAL_ONE", "ONE", "LOCAL_QUORUM", "QUORUM", "EACH_QUORUM"]),
+        ("aa", "ALL", ["LOCAL_QUORUM", "TWO", "QUORUM", "EACH_QUORUM"]),
+        ("aaa", "ALL", ["THREE"]),
+        ("aaaa", "ALL", []),
+        ("aabb", "ALL", ["EACH_QUORUM"]),
+        ("aaabbb", "ALL", []),
+        ("aaa", "LOCAL_ONE", ["ONE", "LOCAL_QUORUM", "TWO", "QUORUM", "THREE", "EACH_QUORUM", "ALL"]),
+        ("aaabbb", "LOCAL_ONE", ["LOCAL_QUORUM", "QUORUM", "EACH_QUORUM", "ALL"]),
+        ("aaa", "LOCAL_QUORUM", ["TWO", "QUORUM", "THREE", "EACH_QUORUM", "ALL"]),
+        ("aaabbb", "LOCAL_QUORUM", ["EACH_QUORUM", "ALL"]),
+        ("aaabb", "LOCAL_QUORUM", ["EACH_QUORUM", "ALL"]),
+        ("aaab", "LOCAL_QUORUM", ["QUORUM", "THREE", "EACH_QUORUM", "ALL"]),
+    ],
+)
+def test_levels_that_are_as_good(replicas: str, level: str, as_good: list[str]) -> None:
+    assert list(levels_as_good(level, [hosts(*replicas)])) == as_good
+    for other in ("LOCAL_ONE", "ONE", "LOCAL_QUORUM", "TWO", "QUORUM", "THREE", "EACH_QUORUM", "ALL"):
+        enough = all(meets(hosts(*replicas), some, level) for some in answers(hosts(*replicas), other))
+        assert (other in as_good) == (other != level and enough and bool(answers(hosts(*replicas), other)))
+
+
+def meets(replicas: tuple[Host, ...], some: tuple[Host, ...], level: str) -> bool:
+    """Whether these are enough for a level."""
+    local = [host for host in replicas if host.is_local]
+    here = sum(host.is_local for host in some)
+    of_each = {name: sum(host.datacenter == name for host in replicas) for name in {h.datacenter for h in replicas}}
+    return {
+        "LOCAL_ONE": here >= 1,
+        "LOCAL_QUORUM": here > len(local) // 2,
+        "EACH_QUORUM": all(sum(h.datacenter == name for h in some) > n // 2 for name, n in of_each.items()),
+        "QUORUM": len(some) > len(replicas) // 2,
+        "ALL": len(some) == len(replicas),
+        "ONE": len(some) >= 1,
+        "TWO": len(some) >= 2,
+        "THREE": len(some) >= 3,
+    }[level]
+
+
+def answers(replicas: tuple[Host, ...], level: str) -> list[tuple[Host, ...]]:
+    """All sets of replicas that are enough for a level."""
+    every = (itertools.combinations(replicas, count) for count in range(len(replicas) + 1))
+    return [some for sets in every for some in sets if meets(replicas, some, level)]

@@ -66,6 +66,8 @@ class Faulty:
     fault: Fault
     asked: list[tuple[str, int]] = field(default_factory=list)
     sizes: PageSizes = field(default_factory=of_narrow_rows)
+    coordinators: set[Any] = field(default_factory=set)
+    facts: dict[Any, Any] = field(default_factory=dict)
 
     def prepare(self, cql: str) -> Any:
         return self.session.prepare(cql)

@@ -24,7 +24,7 @@ def test_pages_do_not_wait_long_for_each_other(
     now = [0.0]
     monkeypatch.setattr(images, "time", SimpleNamespace(monotonic=lambda: now[0]))
 
-    def decode(pages: Sequence[Page], *_: Any) -> Iterator[int]:
+    def decode(pages: Sequence[Page]) -> Iterator[int]:
         if pages:
             yield len(pages)
             now[0] += 60  # writing them takes its time, in which no page waits
@@ -34,6 +34,5 @@ def test_pages_do_not_wait_long_for_each_other(
             now[0] += between_s
             yield b"page"
 
-    monkeypatch.setattr(images, "_images", decode)
-    found: list[Any] = list(images._decoded(came(), None, None))  # type: ignore[arg-type]
+    found: list[Any] = list(images._decoded(came(), decode))  # type: ignore[arg-type]
     assert found == expected

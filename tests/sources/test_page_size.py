@@ -52,6 +52,7 @@ class Response:
 
     page: bytes
     _paging_state: bytes | None
+    coordinator_host: Any = None
 
     @property
     def has_more_pages(self) -> bool:
@@ -91,6 +92,7 @@ class Node:
     broken: frozenset[int] = frozenset()
     sizes: PageSizes = field(default_factory=lambda: PageSizes(PageSize))
     statements: dict[str, Any] = field(default_factory=dict)
+    coordinators: set[Any] = field(default_factory=set)
     pages: list[int] = field(default_factory=list)
     refused: list[int] = field(default_factory=list)
 

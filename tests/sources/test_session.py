@@ -6,11 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from cassandra.protocol import ServerError
 
 from ringsync.cluster.cluster import HINT_WINDOW, hint_window_ms, read_settings
 from ringsync.cluster.session import (
     ClusterError,
     ClusterSettings,
+    FewRetries,
     NoPermissionError,
     UnreachableError,
     close_all,
@@ -131,3 +133,10 @@ def test_tls_where_only_one_side_speaks_it(guarded: CassandraNode, cassandra: Ca
 
 def test_no_secret_is_shown() -> None:
     assert "hunter2" not in repr(ClusterSettings(("a",), username="u", password="hunter2"))
+
+
+def test_a_host_that_fails_is_not_asked_again_and_again() -> None:
+    """For a request to one host the driver's own policy would do so, without a pause, until the request times out."""
+    policy, error = FewRetries(), ServerError(0, "injected", None)
+    decisions = [policy.on_request_error(None, None, error, tried)[0] for tried in range(12)]
+    assert decisions == [policy.RETRY_NEXT_HOST] * 10 + [policy.RETHROW] * 2

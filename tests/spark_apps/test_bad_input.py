@@ -6,7 +6,7 @@ import os
 import runpy
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -15,34 +15,12 @@ import pytest
 import yaml
 
 from ringsync.cluster.session import close_all
-from ringsync.state.session import StateSession
-from servers.cassandra import CassandraNode, NodeSettings
+from servers.cassandra import CassandraNode
 from servers.ports import free_port
 
 PROJECT = Path(__file__).parents[2]
 PROGRAM = PROJECT / "spark_apps" / "bootstrap_prepare.py"
 pytestmark = pytest.mark.server
-
-
-@pytest.fixture(scope="module")
-def guarded(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Iterator[CassandraNode]:
-    """A node with roles: ``reader`` may do what ringsync needs and no more, ``stateless`` may read shop.orders but not
-    ringsync's own keyspace, ``nobody`` may log in and nothing else."""
-    settings = NodeSettings(authenticator="password", heap_mb=256).on_free_ports()
-    with CassandraNode(tmp_path_factory.mktemp("guarded"), settings, cache) as node:
-        cluster = node.cluster()
-        session = cluster.connect()
-        session.execute("CREATE KEYSPACE shop WITH replication = {'class': 'SimpleStrategy', 'replication_factor': 1}")
-        session.execute("CREATE TABLE shop.orders (id int PRIMARY KEY, v text)")
-        StateSession(session, "cdc").create({"class": "NetworkTopologyStrategy", "datacenter1": "1"})
-        for role in ("reader", "nobody", "stateless"):
-            session.execute(f"CREATE ROLE {role} WITH PASSWORD = 'sesame-{role}' AND LOGIN = true")
-        for role in ("reader", "stateless"):
-            session.execute(f"GRANT SELECT ON shop.orders TO {role}")
-        for permission in ("SELECT", "MODIFY"):
-            session.execute(f"GRANT {permission} ON KEYSPACE cdc TO reader")
-        cluster.shutdown()
-        yield node
 
 
 @pytest.fixture

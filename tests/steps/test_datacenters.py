@@ -111,7 +111,7 @@ def test_all_replicas_are_asked_as_long_as_they_are_alive(
 
     monkeypatch.setattr(rows_after, "read_rows", read_rows)
     monkeypatch.setattr(rows_after, "ControlClient", nullcontext)
-    monkeypatch.setattr(rows_after, "scan_session", lambda *_: SimpleNamespace(reads_as_of=True))
+    monkeypatch.setattr(rows_after, "scan_session", lambda *_: SimpleNamespace(reads_as_of=True, facts={}))
     monkeypatch.setattr(rows_after, "tells_element_times", lambda *_: True)
     reader = AfterReader(load_config(lake.conf), VERSION, "source", ring, control=None, replica=None, disagreed=True)  # type: ignore[arg-type]
     found = images_after(reader, merged(change_rows([Write(1, 1, "short-lived", NOW.start * 1000)], TABLE), TABLE))

@@ -12,13 +12,15 @@ from typing import Any, Protocol, TypeVar
 
 from cassandra import DriverException, RequestExecutionException
 from cassandra.cluster import NoHostAvailable, Session
+from cassandra.protocol import ErrorMessage
 
 Told = TypeVar("Told")
 
 ATTEMPTS = 5
 """Readings of a schema that changes meanwhile."""
 
-NO_ANSWER = (NoHostAvailable, DriverException, RequestExecutionException)
+NO_ANSWER = (NoHostAvailable, DriverException, RequestExecutionException, ErrorMessage)
+"""Errors of a request that was not answered, or to which a node answered that it cannot serve it."""
 
 
 class ChangingSchemaError(Exception):

@@ -94,13 +94,14 @@ class RawSession:
     """A session whose pages are bytes, for reads as of any moment (:class:`SessionAt`).
 
     :param session: session of the driver, for exclusive use
+    :param plain: another one of the same cluster, whose rows are decoded
     """
 
-    def __init__(self, session: Session) -> None:
-        self.session = session
+    def __init__(self, session: Session, plain: Session) -> None:
+        self.session, self.plain = session, plain
         self.lock = Lock()
         self.statements: dict[str, Any] = {}
-        self.facts: dict[Any, bool] = {}
+        self.facts: dict[Any, Any] = {}
         self.sizes = PageSizes(PageSize)
 
 
@@ -113,8 +114,10 @@ class SessionAt:
     :ivar reads_as_of: whether the server reads as of this moment. With protocol v4 (Scylla) it goes by its clock: then
         ``now`` is only what the caller makes of it
     :ivar statements: cache of statements prepared on these connections, by CQL
-    :ivar facts: cache of what the server can do
+    :ivar facts: cache of what the server can do, and does not permit
     :ivar sizes: how large pages may be
+    :ivar plain: session of the same cluster, whose rows are decoded
+    :ivar coordinators: the driver's hosts that have answered with pages since somebody looked
     """
 
     def __init__(self, raw: RawSession, now: int | None) -> None:
@@ -125,6 +128,8 @@ class SessionAt:
         self.statements = raw.statements
         self.facts = raw.facts
         self.sizes = raw.sizes
+        self.plain = raw.plain
+        self.coordinators: set[Any] = set()
 
     def prepare(self, cql: str) -> Any:
         """Do the driver's ``prepare``."""

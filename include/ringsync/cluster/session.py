@@ -11,13 +11,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from cassandra import AuthenticationFailed, ConsistencyLevel, Unauthorized, UnresolvableContactPoints
+from cassandra import (
+    AuthenticationFailed,
+    ConsistencyLevel,
+    InvalidRequest,
+    Unauthorized,
+    UnresolvableContactPoints,
+)
 from cassandra.auth import PlainTextAuthProvider
 from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile, NoHostAvailable, Session
 from cassandra.policies import DCAwareRoundRobinPolicy, HostDistance, RetryPolicy, TokenAwarePolicy
 from cassandra.protocol import IsBootstrappingErrorMessage
-from cassandra.query import named_tuple_factory
+from cassandra.query import SimpleStatement, named_tuple_factory
 
+from ringsync.cluster import guardrails
 from ringsync.cluster.connection import NotScyllaError, PageConnection, ScyllaConnection
 from ringsync.config.document import did_you_mean
 from ringsync.config.sections import Tls
@@ -27,6 +34,9 @@ NATIVE_PROTOCOL = 5
 
 SCYLLA_PROTOCOL = 4
 """The protocol version of ScyllaDB, which has no other. It always reads as of the server's clock."""
+
+HOSTS_TRIED = 10
+"""So many further hosts are asked at most, if a host cannot serve a request."""
 
 SCAN_PROFILE = "scan"
 """Name of the sessions' execution profile that returns rows undecoded."""
@@ -48,6 +58,20 @@ class NoPermissionError(ClusterError):
     """The user may not do this; the message names the GRANT that is missing."""
 
 
+class GuardrailError(ClusterError):
+    """A guardrail of the cluster forbids a request, now and whenever it is repeated.
+
+    :ivar name: its name, for example ``page_size``
+    """
+
+    def __init__(self, message: str, name: str) -> None:
+        super().__init__(message)
+        self.name = name
+
+    def __reduce__(self) -> tuple[type[GuardrailError], tuple[str, str]]:
+        return GuardrailError, (str(self), self.name)
+
+
 @dataclass(frozen=True)
 class ClusterSettings:
     """The settings of a connection to a cluster.
@@ -55,6 +79,7 @@ class ClusterSettings:
     :ivar contact_points: addresses or names of nodes, all in the local datacenter
     :ivar local_datacenter: name of the datacenter; None: that of the first contact point that answers
     :ivar consistency_level: consistency level of reads, a name of ``cassandra.ConsistencyLevel``
+    :ivar page_size: most rows of a page, also of the schema and of ringsync's own tables
     """
 
     contact_points: tuple[str, ...]
@@ -109,6 +134,17 @@ def endpoint_of(host: Any) -> str:
     return f"{host.endpoint.address}:{host.endpoint.port}"
 
 
+class FewRetries(RetryPolicy):  # type: ignore[misc]
+    """The driver's policy with an end: it sends a request for one given host to this host again, without a pause, as
+    long as it answers that it is overloaded or has failed."""
+
+    def on_request_error(self, query: Any, consistency: Any, error: Exception, retry_num: int) -> tuple[int, Any]:
+        if retry_num >= HOSTS_TRIED:
+            return self.RETHROW, None
+        decision: tuple[int, Any] = super().on_request_error(query, consistency, error, retry_num)
+        return decision
+
+
 _sessions: dict[tuple[int, ClusterSettings], Session] = {}
 opening = threading.RLock()
 """Held while a session is opened, so that several threads open one."""
@@ -140,11 +176,16 @@ def explained_errors(user: str | None) -> Iterator[None]:
     """Turn the driver's refusals inside the block into errors that name the remedy.
 
     :raises NoPermissionError: the user lacks a permission
+    :raises GuardrailError: a guardrail forbids this
     """
     try:
         yield
     except Unauthorized as error:
         raise NoPermissionError(_missing_permission(user, str(error))) from error
+    except InvalidRequest as error:
+        if (name := guardrails.guardrail_of(str(error))) is None:
+            raise
+        raise GuardrailError(guardrails.explained(error), name) from error
 
 
 def _open(settings: ClusterSettings) -> Session:
@@ -168,7 +209,7 @@ def _cluster(settings: ClusterSettings, protocol: int, connection: type[PageConn
             auth_provider=credentials,
             ssl_context=_tls_context(settings.tls) if settings.tls else None,
             execution_profiles={
-                EXEC_PROFILE_DEFAULT: _profile(settings, named_tuple_factory, RetryPolicy()),
+                EXEC_PROFILE_DEFAULT: _profile(settings, named_tuple_factory, FewRetries()),
                 SCAN_PROFILE: _profile(settings, lambda names, rows: rows, PagesShrink()),
             },
             connection_class=connection,
@@ -188,8 +229,11 @@ def _cluster(settings: ClusterSettings, protocol: int, connection: type[PageConn
 def _connected(cluster: Cluster, settings: ClusterSettings) -> Session:
     try:
         session = cluster.connect()
+        session.default_fetch_size = min(session.default_fetch_size, settings.page_size)
         if problem := _wrong_datacenter(cluster, settings):
             raise problem
+        with explained_errors(settings.username):  # guardrails are for all tables, those of the system, too
+            session.execute(SimpleStatement("SELECT key FROM system.local", fetch_size=settings.page_size))
     except NoHostAvailable as error:
         explained = _wrong_datacenter(cluster, settings) or _explain(error, settings)
         cluster.shutdown()
@@ -257,6 +301,9 @@ def _explain(error: NoHostAvailable, settings: ClusterSettings) -> ClusterError:
         return ClusterError(
             "the cluster requires a user name and password: set cassandra.username and cassandra.password"
         )
+    for cause in causes.values():
+        if isinstance(cause, InvalidRequest) and guardrails.guardrail_of(str(cause)):
+            return ClusterError(f"the cluster refuses what each driver asks first: {guardrails.explained(cause)}")
     # Other "Bad credentials" of Cassandra may be temporary: replicas of system_auth are down, or too slow.
     if any("incorrect" in refusal for refusal in refusals):
         return ClusterError(
@@ -292,7 +339,9 @@ def _reason(cause: object) -> str:
 
 
 def _missing_permission(user: str | None, message: str) -> str:
-    match = re.search(r"has no (\w+) permission on <(\w+) ([^>]*)> or any of its parents", message)
+    # The second form is about restrictions of masked columns (C: SelectStatement.authorize).
+    form = r"has no (\w+) (?:nor \w+ )?permission on <?(\w+) ([^>,]*)(?:> or any of its parents|, cannot query masked)"
+    match = re.search(form, message)
     if not match:
         return f"the cluster refuses this to user {user}: {message}"
     permission, kind, name = match.groups()

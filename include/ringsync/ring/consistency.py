@@ -43,6 +43,30 @@ def lacking_hosts(
     return tuple(found[identity] for identity in sorted(found))
 
 
+def levels_as_good(level: str, replica_sets: Iterable[Sequence[Host]]) -> tuple[str, ...]:
+    """List the other levels at which those who answer are always enough for a level too, the cheapest first.
+
+    :param replica_sets: the replicas of each token range
+    """
+    alike = {tuple(sorted((host.datacenter, host.is_local) for host in hosts)): hosts for hosts in replica_sets}
+    return tuple(
+        other
+        for other in ("LOCAL_ONE", "ONE", "LOCAL_QUORUM", "TWO", "QUORUM", "THREE", "EACH_QUORUM", "ALL")
+        if other != level and all(_includes(hosts, other, level) for hosts in alike.values())
+    )
+
+
+def _includes(hosts: Sequence[Host], level: str, other: str) -> bool:
+    """Tell whether a level can be met, and whoever answers at it includes as many as another asks for."""
+    asked = _needed(hosts, level)
+    if any(needed > len(group) for group, needed in asked):
+        return False
+    return all(
+        sum(max(0, number - sum(host not in wanted for host in group)) for group, number in asked) >= needed
+        for wanted, needed in _needed(hosts, other)
+    )
+
+
 def _replicas(ring: RingSnapshot, ranges: Iterable[TokenRange]) -> list[tuple[TokenRange, tuple[Host, ...]]]:
     """List the tokens as ranges without wrap, each with the hosts that hold it."""
     held = [(part, hosts) for token_range, hosts in replicas(ring) for part in token_range.unwrap()]

@@ -15,16 +15,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cassandra import DriverException, Unauthorized
-from cassandra.cluster import NoHostAvailable, Session
+from cassandra import InvalidRequest, Unauthorized
+from cassandra.cluster import Session
 
-from ringsync.cluster.cluster import SYNC_PERIOD, sync_period_ms
+from ringsync.cluster.cluster import SYNC_PERIOD, settings_of, sync_period_ms
+from ringsync.cluster.node import NO_ANSWER
+from ringsync.cluster.schema import read_tables
 from ringsync.cluster.scylla import is_scylla
 from ringsync.cluster.session import ClusterError, connect, endpoint_of, explained_errors
 from ringsync.config import Config
 from ringsync.config.sync import DEFAULT_QUEUE, Sync
 from ringsync.cql.identifiers import printable
 from ringsync.service.name_checks import check_logins, check_nodes
+from ringsync.service.permitted import check_permitted
 from ringsync.service.table_checks import CheckError, check_cdc_logs, check_readable, check_topics, tell_tables
 from ringsync.storage.local import LocalStore
 from ringsync.storage.port import ObjectStore
@@ -40,7 +43,6 @@ _SETTINGS = (
     *("cdc_enabled", "cdc_raw_directory", "cdc_block_writes", "cdc_total_space", "cdc_total_space_in_mb"),
     *SYNC_PERIOD,
 )
-_NO_ANSWER = (NoHostAvailable, DriverException)
 
 
 @dataclass(frozen=True)
@@ -67,9 +69,10 @@ class Node:
 
 
 def check_cluster(config: Config) -> list[str]:
-    """Check that the cluster answers, that we may read the tables, and that a node captures changes.
+    """Check that the cluster answers, that it permits what the sync does, and that a node captures changes.
 
-    :raises ClusterError: unreachable, no login, no rights
+    :raises ClusterError: unreachable, no login, no rights, forbidden by a guardrail, or columns are masked for us
+    :raises StateError: our own keyspace cannot be used
     :raises CheckError: no node captures changes
     """
     with _asked(config) as session:
@@ -80,11 +83,14 @@ def check_cluster(config: Config) -> list[str]:
         rows = session.execute("SELECT keyspace_name, table_name, cdc FROM system_schema.tables")
         names = sorted((row.keyspace_name, row.table_name) for row in rows if row.cdc)
         tables = {f"{printable(keyspace)}.{printable(table)}": (keyspace, table) for keyspace, table in names}
-        for table, name in tables.items():
-            if config.sync.follows(table):
-                check_readable(session, *name)
+        followed = {name for table, name in tables.items() if config.sync.follows(table)}
+        for name in sorted(followed):
+            check_readable(session, *name)
+        remarks = [*judge_nodes(nodes, config), *remarks]
+        schemas = [table for table in read_tables(session).tables if (table.keyspace, table.name) in followed]
+        remarks += check_permitted(session, config, schemas)
     check_topics(filter(config.sync.follows, tables), config)
-    return [*tell_tables([*tables], config.sync), *judge_nodes(nodes, config), *remarks]
+    return [*tell_tables([*tables], config.sync), *remarks]
 
 
 def is_of_scylla(config: Config) -> bool:
@@ -106,7 +112,7 @@ def _asked(config: Config) -> Iterator[Session]:
     try:
         with explained_errors(config.cassandra.username):
             yield session
-    except _NO_ANSWER as error:
+    except NO_ANSWER as error:
         raise ClusterError(f"the cluster does not answer: {type(error).__name__}: {error}") from error
 
 
@@ -127,17 +133,15 @@ def read_nodes(session: Session, sync: Sync) -> list[Node]:
 
     :raises Unauthorized: we may not read system_views
     """
-    names = ", ".join(f"'{name}'" for name in _SETTINGS)
-    cql = f"SELECT name, value FROM system_views.settings WHERE name IN ({names})"
     nodes = []
     for host in session.cluster.metadata.all_hosts():
         is_read = not sync.datacenters or host.datacenter in sync.datacenters
         queue = sync.queue_of(str(host.endpoint.address), str(host.host_id)) if is_read else None
         try:
-            settings = {row.name: row.value for row in session.execute(cql, host=host) if row.value is not None}
-        except Unauthorized:
+            settings = settings_of(session, host, _SETTINGS)
+        except (Unauthorized, InvalidRequest):
             raise
-        except _NO_ANSWER:
+        except NO_ANSWER:
             settings = None
         nodes.append(Node(endpoint_of(host), settings, queue))
     return nodes

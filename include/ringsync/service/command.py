@@ -23,6 +23,7 @@ from ringsync.service.look import client_of
 from ringsync.service.published import wait_until_published
 from ringsync.service.table_checks import CheckError
 from ringsync.service.workers import WorkerReports, stage_reports, told_before, wait_for_workers
+from ringsync.state.session import StateError
 from ringsync.status import BOOTSTRAPS, STALE_AFTER_S, STOP_KEY, age_s, forget, look_at_statuses, read_statuses
 from ringsync.steps.application import ExitCode
 from ringsync.steps.own_keyspace import create_state
@@ -104,7 +105,7 @@ def _print_reports(reports: WorkerReports, console: Console) -> ExitCode:
 def _passes(name: str, check: Callable[[Config], list[str]], config: Config, console: Console) -> bool:
     try:
         remarks = check(config)
-    except (CheckError, ConfigError, ClusterError, StorageError, AirflowError) as error:
+    except (CheckError, ConfigError, ClusterError, StateError, StorageError, AirflowError) as error:
         say_error(error)
         return False
     for remark in remarks:

@@ -15,15 +15,15 @@ from typing import Any
 
 from cassandra import (
     ConsistencyLevel,
-    DriverException,
     InvalidRequest,
     OperationTimedOut,
-    RequestExecutionException,
     Unauthorized,
 )
-from cassandra.cluster import NoHostAvailable, Session
+from cassandra.cluster import Session
 from cassandra.query import BatchStatement, BatchType, BoundStatement, PreparedStatement, SimpleStatement
 
+from ringsync.cluster.guardrails import explained, guardrail_of
+from ringsync.cluster.node import NO_ANSWER
 from ringsync.cluster.page_size import PageSize
 from ringsync.cluster.scylla import is_scylla
 from ringsync.cql.identifiers import quote
@@ -41,7 +41,7 @@ CONCURRENT_REQUESTS = 32
 """Statements of :meth:`StateSession.read_all` under way at once."""
 
 _NOT_THERE = re.compile("does not exist|doesn't exist")
-_UNCERTAIN = (RequestExecutionException, OperationTimedOut, NoHostAvailable, DriverException)
+_UNCERTAIN = (OperationTimedOut, *NO_ANSWER)
 
 
 class StateError(Exception):
@@ -88,7 +88,7 @@ class StateSession:
                 wait()
         except StateError as error:
             raise type(error)(
-                f"ringsync's own keyspace {self.keyspace} cannot be created: {error.__cause__}. Let an administrator "
+                f"ringsync's own keyspace {self.keyspace} cannot be created: {_reason(error)}. Let an administrator "
                 f"create it with the statements in docs/state.md, and GRANT SELECT, MODIFY ON KEYSPACE {self.keyspace}"
             ) from error
 
@@ -175,7 +175,7 @@ class StateSession:
         size, state = PageSize(), None
 
         def attempt() -> Any:
-            statement.fetch_size = rows = size.rows(MOST_ROWS)
+            statement.fetch_size = rows = size.rows(min(MOST_ROWS, self._session.default_fetch_size))
             try:
                 return self._session.execute(statement, paging_state=state)
             except _UNCERTAIN:
@@ -202,6 +202,8 @@ class StateSession:
             except Unauthorized as error:
                 raise StateError(f"{error}: GRANT SELECT, MODIFY ON KEYSPACE {self.keyspace} to this user") from error
             except InvalidRequest as error:
+                if guardrail_of(str(error)):
+                    raise StateError(f"keyspace {self.keyspace}: {explained(error)}") from error
                 delay = next(schema_delays, None) if _NOT_THERE.search(str(error)) else None
                 if delay is None:
                     raise StateError(
@@ -215,6 +217,10 @@ class StateSession:
                         f"{type(error).__name__}: {error}"
                     ) from error
             self._sleep(delay)
+
+
+def _reason(error: StateError) -> str:
+    return explained(error.__cause__) if isinstance(error.__cause__, InvalidRequest) else str(error.__cause__)
 
 
 TABLES = {

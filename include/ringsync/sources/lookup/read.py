@@ -22,9 +22,11 @@ import numpy as np
 import pyarrow as pa
 from cassandra import InvalidRequest
 
+from ringsync.cluster.guardrails import OF_LISTS
 from ringsync.cluster.limits import Permits
+from ringsync.cluster.masks import check_pages, wait_until_unmasked
 from ringsync.cluster.protocol import SessionAt
-from ringsync.cluster.session import ClusterSettings
+from ringsync.cluster.session import ClusterSettings, GuardrailError
 from ringsync.compiled.arrow import Integers, valid_mask
 from ringsync.formats.result_page import Page, join_pages, page_cells
 from ringsync.images.from_pages import row_images, widened
@@ -52,6 +54,8 @@ BYTES_AT_ONCE = 8 * 2**20
 """Limits of the pages decoded together; the first one reached counts."""
 MAX_FAILURES = 100
 """Failed requests of a read after which no failed one is repeated: more than single keys must be broken."""
+_PERMITTED_KEYS = "permitted keys"
+"""What a session knows of guardrails on the number of keys in a request."""
 NO_PROGRESS_S = 15.0
 """Seconds without an answer after which a read ends, if even the smallest requests fail; ``request_timeout_s`` if that
 is longer. As long as rows come, a read may take any time."""
@@ -119,13 +123,15 @@ def read_rows(
     :param of_all: whether the rows are useful only together: then the first key that cannot be read ends the read
     :param sleep: function that waits before a request is repeated, given seconds
     :param clock: function that returns seconds since any moment
-    :raises NoPermissionError: the user may not read the table
+    :raises NoPermissionError: the user may not read the table, or its columns are masked for the user
+    :raises GuardrailError: a guardrail forbids what the settings say
     :raises cassandra.InvalidRequest: the table is gone
     :raises UnrepresentableValueError: an Arrow type cannot hold a value, with ``misfits="error"``
     :raises ValueError: a key does not fit the table, or the session has no moment
     """
     if session.now is None:
         raise ValueError("rows are read as of a moment, but the session has none")
+    wait_until_unmasked(session, table, settings.username)
     reader = _Reader(
         *(session, session.now, row_keys(keys, table), ring, settings, permits),
         *(element_times, misfits, of_all, sleep, clock),
@@ -232,10 +238,13 @@ class _Reader:
 
     def _most_keys(self, lookup: Lookup) -> float:
         """Return how many keys may be asked for together, so that a request that fails costs one page."""
-        if lookup.kind in ("slice", "whole"):
-            return self.most_keys
+        if lookup.kind == "slice":
+            return self.most_keys  # it lists none
+        permitted = min(self.most_keys, int(self.session.facts.get(_PERMITTED_KEYS, self.most_keys)))
+        if lookup.kind == "whole":
+            return permitted
         size = self.session.sizes[select_of(self._query(lookup.kind).cql), False]
-        return min(self.most_keys, max(1, size.fitting))
+        return min(permitted, max(1, size.fitting))
 
     def _query(self, kind: Kind) -> LookupQuery:
         if kind not in self.queries:
@@ -259,7 +268,17 @@ class _Reader:
         except Stuck as stuck:
             self._failed(lookup, stuck)
             return
+        except GuardrailError as error:
+            if error.name not in OF_LISTS or len(lookup.keys) == 1:
+                raise  # it would be refused again
+            self.session.facts[_PERMITTED_KEYS] = min(
+                self.session.facts.get(_PERMITTED_KEYS, sys.maxsize), len(lookup.keys) // 2
+            )
+            self._refused(lookup, error)
+            return
         except InvalidRequest as error:
+            # This raises the error again if no key at all can be read.
+            self.session.prepare(self._query(lookup.kind).cql)
             self._refused(lookup, error)
             return
         self.received += rows
@@ -314,13 +333,8 @@ class _Reader:
             return plan_lookups(self.keys, self.ring, lookup.keys)
         return halves(lookup, self.keys)
 
-    def _refused(self, lookup: Lookup, error: InvalidRequest) -> None:
-        """Ask for fewer keys: the server refuses so many (guardrails), or one of them."""
-        if "uardrail" in str(error):
-            self.most_keys = max(1, min(self.most_keys, len(lookup.keys) // 2))
-        else:
-            # This raises the error again if no key at all can be read.
-            self.session.prepare(self._query(lookup.kind).cql)
+    def _refused(self, lookup: Lookup, error: Exception) -> None:
+        """Ask for fewer keys: the server refuses so many, or one of them."""
         parts = self._smaller(lookup)
         self.waiting.extend(parts)
         if not parts:
@@ -335,6 +349,7 @@ class _Reader:
         """Decode the pages that came for lookups of a kind, and keep the rows that are wanted."""
         came = self.came.pop(kind)
         query, table = self._query(kind), self.keys.table
+        check_pages(self.session, table, self.settings.username)
         images = row_images(came.pages, query.table, query.layout, self.now, self.misfits)
         if not images.num_rows:
             return

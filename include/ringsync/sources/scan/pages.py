@@ -98,6 +98,11 @@ class Asked:
         self._permits = permits
         self._ended: Future[None] = Future()
 
+    @property
+    def coordinator(self) -> Any:
+        """The driver's host that has answered."""
+        return self._response.coordinator_host
+
     def listen(self, came: Callable[[Page], None]) -> None:
         """Let the driver call a function when the page comes.
 
@@ -245,7 +250,9 @@ class Pages:
                 asked = asked or self.ask(request, paging_state, self._taken + 1, wait=True)
                 assert asked is not None
                 rows = asked.rows
-                return asked, *asked.page(self.settings.username)
+                page, further = asked.page(self.settings.username)
+                self.session.coordinators.add(asked.coordinator)
+                return asked, page, further
             except PASSING_ERRORS as error:
                 attempts += 1
                 absent = all(isinstance(cause, _ABSENCES) for cause in causes(error))

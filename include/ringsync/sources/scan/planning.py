@@ -7,6 +7,7 @@ from dataclasses import replace
 from cassandra.cluster import Session
 
 from ringsync.cluster.cluster import read_size_estimate
+from ringsync.cluster.masks import check_unmasked
 from ringsync.cluster.protocol import NOW_SINCE
 from ringsync.cluster.session import ClusterError
 from ringsync.cluster.shared import Shared
@@ -41,7 +42,7 @@ def make_scan_plan(
         nodes for their estimates of each of many tables would cost more than it saves
     :param from_sstables: whether SSTables are read, which have all times, whatever the server can return
     :raises SchemaError: there is no such table
-    :raises NoPermissionError: the user may not read the table
+    :raises NoPermissionError: the user may not read the table, or would read masked values
     :raises ClusterError: the selection does not fit the table; or the server cannot return the times of elements, and
         ``replica.element_times`` is not ``unknown``
     """
@@ -53,6 +54,8 @@ def make_scan_plan(
     except ValueError as error:
         raise ClusterError(f"columns: {error}") from None
     scan.check_readable(session, schema, config.cassandra.username)
+    if not from_sstables:
+        check_unmasked(session, schema, config.cassandra.username)
     missing = scan.columns_without_element_times(session, schema) if times and not from_sstables else ()
     if missing and config.replica.element_times == "error":
         names = ", ".join(f"{column.name} {column.type}" for column in missing)

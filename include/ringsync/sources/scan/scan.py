@@ -145,7 +145,7 @@ def tells_element_times(session: SessionAt, table: TableSchema) -> bool:
     """Tell whether the server can select the times of elements; it is asked once for each table."""
     if table not in session.facts:
         session.facts[table] = not columns_without_element_times(session, table)
-    return session.facts[table]
+    return bool(session.facts[table])
 
 
 _raw_sessions: dict[Session, RawSession] = {}
@@ -162,7 +162,7 @@ def scan_session(settings: ClusterSettings, now: int | None) -> SessionAt:
         if parent not in _raw_sessions:
             for old in [old for old in _raw_sessions if old.is_shutdown]:
                 del _raw_sessions[old]
-            _raw_sessions[parent] = RawSession(parent.cluster.connect())
+            _raw_sessions[parent] = RawSession(parent.cluster.connect(), parent)
         return SessionAt(_raw_sessions[parent], now)
 
 

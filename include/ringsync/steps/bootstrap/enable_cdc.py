@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from cassandra import InvalidRequest, Unauthorized
 from cassandra.protocol import ConfigurationException
 
+from ringsync.cluster.guardrails import explained, guardrail_of
 from ringsync.cluster.node import NO_ANSWER, Node, one_node
 from ringsync.cluster.shared import Shared
 from ringsync.schema.table import TableSchema, UnreadableTable
@@ -40,7 +41,7 @@ class Enabling:
     """What a table has, and what is to be done with it.
 
     :ivar grace: its ``gc_grace_seconds`` in the end, s
-    :ivar has_cdc: whether it has cdc already
+    :ivar has_cdc: whether it has cdc already, also for statements that were prepared before
     :ivar is_in_moment: whether it has other ``gc_grace_seconds`` since a run that was killed
     """
 
@@ -92,7 +93,7 @@ def _switch_cdc(
     cdc = what == "enabled"
     shared.wait_for_agreement(time.monotonic())
     node = one_node(shared.session)
-    found = {table: _look(node, store, table) for table in tables}
+    found = {table: _look(node, store, table, cdc) for table in tables}
     work = [one for one in found.values() if one is not None]
     new = [one for one in work if one.has_cdc != cdc]
     failed: dict[Named, Exception] = _without_all_nodes(shared, new, what)
@@ -105,7 +106,11 @@ def _switch_cdc(
         store.put(one.key, json.dumps(record).encode())
     set_cdc = f"cdc = {str(cdc).lower()}"
     failed |= _alter(node, {one.table: f"{set_cdc} AND gc_grace_seconds = {one.for_a_moment}" for one in begun}, what)
-    unchanged = [one for one in begun if isinstance(failed.get(one.table), RefusedError)]
+    halves = [one for one in begun if isinstance(failed.get(one.table), IgnoredError)]
+    left = _alter(node, {one.table: f"cdc = {str(not cdc).lower()}" for one in halves}, what)
+    left |= _alter(node, {one.table: f"gc_grace_seconds = {one.grace}" for one in halves}, what)
+    refused = [one for one in begun if isinstance(failed.get(one.table), RefusedError)]
+    unchanged = [one for one in refused if isinstance(left.get(one.table, failed[one.table]), RefusedError)]
     ends = [one for one in work if one.table not in failed and (one.is_in_moment or one.has_cdc != cdc)]
     if ends:
         # Also a moment that was found may have begun just now, by another run.
@@ -162,18 +167,32 @@ class RefusedError(StepError):
     """The cluster refuses to switch cdc, and has changed nothing."""
 
 
+class IgnoredError(RefusedError):
+    """The cluster ignores one of the properties, and may have changed the other."""
+
+
+def _ignored(table: Named, reason: str, what: str) -> str:
+    return (
+        f"cdc cannot be {what} on {table.full_name}: {reason}. Take cdc and gc_grace_seconds out of "
+        "table_properties_ignored of cassandra.yaml, or let a superuser alter the table (docs/sync.md#the-cluster)"
+    )
+
+
 def _name(table: Named) -> tuple[str, str]:
     return table.keyspace, table.name
 
 
-def _look(node: Node, store: ObjectStore, table: Named) -> Enabling | None:
+def _look(node: Node, store: ObjectStore, table: Named, cdc: bool) -> Enabling | None:
     options = node.execute(OPTIONS, _name(table)).one()
     if options is None:
         return None
     found = Enabling(table, int(options.gc_grace_seconds), bool(options.cdc), is_in_moment=False)
     record = get_json(store, found.key)
-    if record is None or record["for_a_moment"] != found.grace:
+    if record is None:
         return found
+    if record["for_a_moment"] != found.grace:
+        # A killed run may not have come to the moment: once more does no harm.
+        return replace(found, has_cdc=found.has_cdc and not cdc)
     return replace(found, grace=int(record["gc_grace_seconds"]), is_in_moment=True)
 
 
@@ -191,15 +210,20 @@ def _alter(node: Node, alterations: Mapping[Named, str], what: str) -> dict[Name
             failed[table] = silent
             continue
         try:
-            node.execute(f"ALTER TABLE {table.full_name} WITH {alteration}")
+            answer = node.execute(f"ALTER TABLE {table.full_name} WITH {alteration}")
         except (InvalidRequest, ConfigurationException, Unauthorized) as error:
-            failed[table] = RefusedError(
-                f"cdc cannot be {what} on {table.full_name}: {error}. {nodes_need}This user needs the right to "
-                "ALTER the table (docs/sync.md)"
-            )
+            needs = f"{error}. {nodes_need}This user needs the right to ALTER the table (docs/sync.md)"
+            reason = explained(error) if guardrail_of(str(error)) else needs
+            failed[table] = RefusedError(f"cdc cannot be {what} on {table.full_name}: {reason}")
         except NO_ANSWER as error:
             # The driver tells an error of the server like a node that does not answer.
             failed[table], silent = error, None if _answers(node) else error
+            if "ConcurrentModificationException" in str(error):  # of one of several properties (C: guardrails/Values)
+                failed[table] = RefusedError(_ignored(table, "one of cdc and gc_grace_seconds is ignored", what))
+        else:
+            warnings = answer.response_future.warnings or ()
+            if any(guardrail_of(warning) and "Ignoring" in warning for warning in warnings):
+                failed[table] = IgnoredError(_ignored(table, explained(" ".join(warnings)), what))
     return failed
 
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -19,6 +20,7 @@ from ringsync.changes.identity import TableVersion
 from ringsync.changes.reconcile.rows import merge
 from ringsync.changes.schema import EXPIRING, ROW, STATIC, TOMBSTONE
 from ringsync.cluster.control import ControlAddress, ControlClient
+from ringsync.cluster.levels import at_permitted
 from ringsync.compiled.arrow import Integers, Mask, Places, integers
 from ringsync.config import Config
 from ringsync.config.sections import ConsistencyLevel
@@ -33,7 +35,7 @@ from ringsync.replica.changes import CLOCK_SKEW_US, ReplicaState
 from ringsync.replica.lookup import previous_images
 from ringsync.ring.ranks import RankedRing
 from ringsync.schema.table import TableSchema
-from ringsync.sources.lookup.read import UnreadRow, read_rows
+from ringsync.sources.lookup.read import RowsRead, UnreadRow, read_rows
 from ringsync.sources.scan.scan import scan_session, tells_element_times
 from ringsync.steps.passes.rows_before import Before, Said, alive, removed_rows, rows_before
 from ringsync.wiring import cluster_settings, store_of
@@ -406,8 +408,10 @@ def read_keys(reader: AfterReader, keys: pa.RecordBatch, levels: Sequence[Consis
     the increments that were published long ago.
 
     :param levels: consistency levels for rows on which replicas agree, tried in turn. They are also tried if all
-        replicas are to be asked and no quorum answers
+        replicas are to be asked and no quorum answers. In place of one that the cluster forbids (guardrails), another
+        is asked that is as good
     :raises UnreadRowsError: rows could not be read
+    :raises GuardrailError: the cluster forbids this level, and all that are as good
     """
     images = [pa.RecordBatch.from_pylist([], row_image_schema(reader.table))]
     there, everywhere = np.zeros((2, keys.num_rows), np.bool_)
@@ -417,20 +421,24 @@ def read_keys(reader: AfterReader, keys: pa.RecordBatch, levels: Sequence[Consis
     def ask(level: ConsistencyLevel, asked: Places) -> list[UnreadRow]:
         """Read the rows of some keys, and return those that could not be read."""
         unread: list[UnreadRow] = []
+
+        def read(permits: ControlClient, chosen: Places, permitted: ConsistencyLevel) -> RowsRead:
+            return read_rows(
+                session,
+                reader.table,
+                keys.take(pa.array(chosen)),
+                reader.ring,
+                replace(settings, consistency_level=permitted),
+                permits,
+                element_times=tells_element_times(session, reader.table),
+                misfits=reader.misfits,
+                of_all=level == levels[-1],
+            )
+
         with ControlClient(reader.control) as permits:
             for start in range(0, len(asked), KEYS_AT_ONCE):
                 chosen = asked[start : start + KEYS_AT_ONCE]
-                rows = read_rows(
-                    session,
-                    reader.table,
-                    keys.take(pa.array(chosen)),
-                    reader.ring,
-                    replace(settings, consistency_level=level),
-                    permits,
-                    element_times=tells_element_times(session, reader.table),
-                    misfits=reader.misfits,
-                    of_all=level == levels[-1],
-                )
+                rows = at_permitted(session, reader.table, level, reader.ring.hosts, partial(read, permits, chosen))
                 images.append(rows.images)
                 there[chosen[rows.places]] = True
                 unread += [replace(row, place=int(chosen[row.place])) for row in rows.unread]

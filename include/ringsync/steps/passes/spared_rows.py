@@ -21,7 +21,10 @@ from ringsync.changes.keys.parts import clustering_parts, partition_parts
 from ringsync.changes.reconcile.rows import merge
 from ringsync.changes.schema import ROW, STATIC
 from ringsync.cluster.control import ControlClient
+from ringsync.cluster.levels import after_refusal, level_to_ask
+from ringsync.cluster.masks import check_pages, wait_until_unmasked
 from ringsync.cluster.protocol import SessionAt
+from ringsync.cluster.session import GuardrailError
 from ringsync.compiled.arrow import Mask, Places, integers
 from ringsync.config.sections import ConsistencyLevel
 from ringsync.cql.cells import Cells, cells_of, raw_values
@@ -88,6 +91,7 @@ def spared_rows(reader: AfterReader, merged: ChangeRows) -> Iterator[Said]:
 
     :param merged: merged change rows; rows that they change themselves are left out
     :raises UnreadRowsError: rows could not be read
+    :raises GuardrailError: the cluster forbids the level, and all that are as good
     :raises UnseenDeletionsError: at the end: possibly only a replica that did not answer has some deletions, so the
         rows that were yielded are not the ones that these have spared
     """
@@ -164,12 +168,14 @@ def _under(reader: AfterReader, deletions: ChangeRows, now_s: int, waiting: set[
     :param waiting: places of the deletions whose further rows are not wanted; it may grow meanwhile
     """
     table, session = reader.table, scan_session(cluster_settings(reader.config), now_s)
+    wait_until_unmasked(session, table, reader.config.cassandra.username)
     element_times = tells_element_times(session, table)
     query = scan_query(table, times=True, element_times=element_times, server_time=not session.reads_as_of)
     pages: list[Page] = []
     of: list[_Lookup] = []
 
     def decoded() -> _Shown:
+        check_pages(session, table, reader.config.cassandra.username)
         images = row_images(pages, table, query.layout, now_s, reader.misfits)
         counts = [row_count(page) for page in pages]
         everywhere = np.repeat([lookup.levels[0] == "ALL" for lookup in of], counts)
@@ -198,7 +204,7 @@ def _pages(
         while waiting or running:
             while waiting and len(running) < IN_FLIGHT:
                 lookup = waiting[0]
-                level = replace(settings, consistency_level=lookup.levels[0])
+                level = replace(settings, consistency_level=level_to_ask(session, reader.table, lookup.levels[0]))
                 pages = Pages(
                     session, session.statements, lookup.endpoints, level, permits, time.sleep, delays[lookup.levels[0]]
                 )
@@ -221,6 +227,11 @@ def _pages(
                 if len(lookup.levels) == 1:
                     raise UnreadRowsError(f"{reader.table.full_name}: what a deletion has spared {stuck}") from stuck
                 waiting.append(replace(lookup, levels=lookup.levels[1:]))
+            except GuardrailError as error:
+                asked_level = pages.settings.consistency_level
+                if asked_level == level_to_ask(session, reader.table, lookup.levels[0]):
+                    after_refusal(session, reader.table, lookup.levels[0], error, reader.ring.hosts)
+                waiting.append(lookup)  # others of those on their way have been refused, too
 
 
 def _lookups(reader: AfterReader, select: str, deletions: ChangeRows) -> Iterator[_Lookup]:

@@ -17,14 +17,16 @@ import numpy as np
 import pyarrow as pa
 
 from ringsync.cluster.control import ControlAddress, ControlClient, ControlServer, DriverGoneError
+from ringsync.cluster.levels import at_permitted
 from ringsync.cluster.limits import Permits
+from ringsync.cluster.session import GuardrailError
 from ringsync.config import Config
 from ringsync.images.judgement import Copy, Slack
 from ringsync.replica.changes import CLOCK_SKEW_US, ReplicaState
 from ringsync.replica.lookup import previous_images
 from ringsync.replica.suspects import Judged, Round, WaitingRows, judge_suspects, row_tokens
 from ringsync.ring.ranks import RankedRing
-from ringsync.sources.lookup.read import read_rows
+from ringsync.sources.lookup.read import RowsRead, read_rows
 from ringsync.sources.scan.plan import EXPIRY_SLACK_S, ScanPlan
 from ringsync.sources.scan.scan import ScanError, scan_session
 from ringsync.steps.application import Application, TaskFailedError, driver_host, spark_is_gone, task_failure
@@ -122,17 +124,22 @@ class LookTask:
         :raises ScanError: a row cannot be read
         """
         settings, now_s = cluster_settings(self.config), int(time.time())
-        read = read_rows(
-            scan_session(settings, now_s),
-            of_table.plan.table,
-            keys,
-            of_table.ring,
-            replace(settings, consistency_level=level),
-            permits,
-            element_times=of_table.plan.element_times,
-            misfits=of_table.plan.unrepresentable_values,
-            of_all=True,
-        )
+        session, table = scan_session(settings, now_s), of_table.plan.table
+
+        def ask(permitted: str) -> RowsRead:
+            return read_rows(
+                session,
+                table,
+                keys,
+                of_table.ring,
+                replace(settings, consistency_level=permitted),
+                permits,
+                element_times=of_table.plan.element_times,
+                misfits=of_table.plan.unrepresentable_values,
+                of_all=True,
+            )
+
+        read = at_permitted(session, table, level, of_table.ring.hosts, ask)
         if read.unread:
             raise ScanError(read.unread[0].reason)
         return read.images, now_s
@@ -146,7 +153,7 @@ class LookTask:
             return None
         try:
             return self.read(of_table, permits, "ALL", keys)
-        except ScanError:
+        except (ScanError, GuardrailError):
             return None
 
     def _found(self, judged: Judged, left: list[str]) -> Found:

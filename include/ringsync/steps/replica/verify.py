@@ -13,12 +13,15 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ringsync.cluster.cluster import read_ring
+from ringsync.cluster.levels import permitted_level
 from ringsync.cluster.session import connect
 from ringsync.cluster.shared import KnownTables, Shared, TableName, read_known_tables
 from ringsync.ledger.followed import followed_tables
 from ringsync.ledger.gaps import note_verified
 from ringsync.ledger.proofs import Examined, due_ranges, get_proof, note_examined, tell_proofs
 from ringsync.ledger.table_versions import as_recorded, version_of
+from ringsync.ring.ranks import ranked
 from ringsync.sources.scan.plan import ScanPlan, Selection
 from ringsync.sources.scan.planning import make_scan_plan
 from ringsync.state.bootstrap import BootstrapState
@@ -283,7 +286,7 @@ def correct(
 
     store, table, plan, first = application.store, verified.table, verified.sides.plan, verified.sides.seen
     replica = ReplicaTable(store.uri(replica_folder(table.keyspace, table.name)), table)
-    level = repair_level(store, plan)
+    level = permitted(connect(cluster_settings(application.config)), plan, repair_level(store, plan))
 
     def write() -> WriteResult:
         return repair(
@@ -321,6 +324,14 @@ def repair_level(store: ObjectStore, plan: ScanPlan) -> str:
     """
     published = store.list(f"sync/{plan.table.table_id}/published/")
     return "ALL" if published else plan.consistency_level
+
+
+def permitted(session: Any, plan: ScanPlan, level: str) -> str:
+    """Return the level for a repair, or one that is as good if the cluster forbids it.
+
+    :raises GuardrailError: the cluster forbids all of them
+    """
+    return permitted_level(session, plan.table, level, ranked(read_ring(session, plan.table.keyspace)).hosts)
 
 
 def describe(found: Comparison, plan: ScanPlan) -> Report:
