@@ -172,6 +172,44 @@ def test_what_was_refused_is_not_asked_again(most_bytes: int) -> None:
     assert len(node.refused) <= 12
 
 
+@pytest.mark.parametrize("narrow", [5_000 + 1_111, 5_000 + 5_000])
+def test_a_page_that_failed_is_not_asked_of_the_next_replica(narrow: int) -> None:
+    """5,000 narrow rows were asked for where there are wide ones: then 1,250 of the next replica, 312, 78."""
+    node = Node([*[200] * narrow, *[2_500_000] * 2_000], most_bytes=10_000_000)
+    assert node.scan(1) == []
+    assert len(node.refused) <= (1 if narrow == 6_111 else 5)
+    assert sum(node.pages) == narrow * 200 + 2_000 * 2_500_000
+
+
+@pytest.mark.parametrize("before", [0, 50])
+@pytest.mark.parametrize("failures", [1, 4])
+def test_a_short_page_that_fails_does_not_slow_the_table(before: int, failures: int) -> None:
+    """The table's first page has one row; when it failed, a million rows came in 7,139 pages instead of 204."""
+    size = PageSize()
+    for _ in range(before):
+        size.came(rows := size.rows(5_000), rows * 200)
+    for _ in range(failures):
+        size.failed(size.rows(2))
+    pages = rows = 0
+    while rows < 1_000_000:
+        size.came(came := size.rows(5_000), came * 200)
+        rows, pages = rows + came, pages + 1
+    assert pages <= 1_000_000 / 5_000 + 5
+
+
+def test_failures_in_the_past_are_forgotten() -> None:
+    size = PageSize()
+    for _ in range(20):
+        while (rows := size.rows(5_000)) < 5:
+            size.came(rows, rows * 200)
+        size.failed(rows)
+    pages = 0
+    while (rows := size.rows(5_000)) < 5_000:
+        size.came(rows, rows * 200)
+        pages += 1
+    assert pages < 8_000
+
+
 # The driver
 
 

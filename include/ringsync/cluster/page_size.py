@@ -2,8 +2,8 @@
 
 A node has all of a response in memory, several times, and a page of the native protocol is limited by rows alone. So
 the bytes of a row must be known before a page is requested. All readers of a table in a process share what its pages
-have shown (:class:`PageSize`): a page is small until it is known how wide rows are, gets smaller where rows are wide or
-a page failed, and grows again.
+have shown (:class:`PageSize`): the first page has one row, and so has the first after a page that failed; the next ones
+grow by the bytes that were seen.
 
 What nobody can know is that the next rows are many times wider than all that were read lately: then one response has
 as many times more bytes than :data:`PAGE_BYTES`.
@@ -22,12 +22,12 @@ MEMORY = 0.9
 """Part of the widest row's size that is remembered after a page of narrower rows."""
 
 SHRINK = 4
-"""Divisor of a page's rows when it did not come and is requested again."""
-GROWTH = 1.25
-"""Growth of a page's rows after each page that came, up to a ceiling a little below the rows that failed."""
+"""Divisor of the rows of a page that did not come: no page has more than the quotient for a while."""
 CREEP, LEAST_CREEP = 0.002, 0.0002
 """Growth of this ceiling with each page, at first and after some failures. It is small: if large pages always fail, few
 are tried, since each costs a timeout."""
+RECOVERY = 1.0005
+"""Growth of the growth with each page that came."""
 
 
 class PageSize:
@@ -41,7 +41,6 @@ class PageSize:
     def __init__(self) -> None:
         self._most_came = 0
         self._row_bytes = 0.0
-        self._bearable = math.inf
         self.ceiling = math.inf
         self._creep = CREEP
 
@@ -55,7 +54,7 @@ class PageSize:
 
         :param most: rows that are wanted, or allowed
         """
-        return max(1, int(min(most, STEP * self._most_came, self._bearable, self.fitting)))
+        return max(1, int(min(most, STEP * self._most_came, self.ceiling, self.fitting)))
 
     def came(self, rows: int, size: int) -> None:
         """Learn from a page.
@@ -63,16 +62,21 @@ class PageSize:
         :param size: of the page, bytes
         """
         self.ceiling *= 1 + self._creep
-        self._bearable = min(self.ceiling, self._bearable * GROWTH + 1)
+        self._creep = min(CREEP, self._creep * RECOVERY)
         if rows:
             self._most_came = max(self._most_came, rows)
             self._row_bytes = max(size / rows, MEMORY * self._row_bytes)
 
     def failed(self, rows: int) -> None:
-        """Learn that a page of so many rows did not come."""
-        self.ceiling = 0.8 * rows
-        self._creep = max(LEAST_CREEP, self._creep / 2)
-        self._bearable = rows / SHRINK
+        """Learn that a page of so many rows did not come: the next one has one row.
+
+        A page that was short among those that came did not fail because of its rows, and sets no ceiling. Nor do
+        further pages that were on their way when one failed.
+        """
+        if rows > 1 and 0 < self._most_came < STEP * rows:
+            self.ceiling = min(self.ceiling, rows / SHRINK)
+            self._creep = max(LEAST_CREEP, self._creep / 2)
+        self._most_came = 0
 
 
 PageSizes = defaultdict[tuple[str, bool], PageSize]
