@@ -129,7 +129,7 @@ def judge(table: TableSchema, looks: Looks, slack: Slack = EXACT) -> tuple[Outco
     rows = (looks.source, looks.replica_then, looks.replica, looks.source_later, looks.before)
     # A row that is not shown does not show its partition's static cells either: that says nothing of them.
     kinds = ("regular",) if None in rows[:4] else ("regular", "static")
-    parts = [_cells(table, row, kinds) for row in rows]
+    parts = [_cells(table, row, kinds, slack) for row in rows]
     verdicts = {place: _judge_cell(looks, slack, [_cell(cells, place) for cells in parts]) for place in _places(parts)}
     row = _judge_row(table, looks, slack, parts)
     wrong = [place for place, verdict in verdicts.items() if verdict is False]
@@ -157,8 +157,9 @@ def _places(parts: list[_Cells]) -> dict[Place, None]:
     return {place: None for cells in parts[:4] for place in cells}
 
 
-def _cells(table: TableSchema, row: Row | None, kinds: tuple[str, ...]) -> _Cells:
-    """Return the cells of a row. An entry of a list is identified by its time and value: its place may change."""
+def _cells(table: TableSchema, row: Row | None, kinds: tuple[str, ...], slack: Slack) -> _Cells:
+    """Return the cells of a row. An entry of a list is identified by its value, and by its time if the source tells it:
+    its place may change."""
     cells: dict[Place, Cell] = {}
     if row is None:
         return cells
@@ -174,7 +175,8 @@ def _cells(table: TableSchema, row: Row | None, kinds: tuple[str, ...]) -> _Cell
         seen: Counter[str] = Counter()
         for identity, (_, element) in elements_of(cell).items():
             if isinstance(column.type, cql.ListType):
-                identity = f"{element.writetime}:{element.value!r}"
+                time = None if slack.no_element_times else element.writetime
+                identity = f"{time}:{element.value!r}"
                 seen[identity] += 1
                 identity = f"{identity}:{seen[identity]}"
             cells[column.name, identity] = element
@@ -192,12 +194,17 @@ def _judge_cell(looks: Looks, slack: Slack, cells: list[Cell]) -> bool | None:
         return None
     if looks.copy is not None:
         return False
-    is_constant = source.exists and slack.same(source, later)
+    is_constant = _has_stayed(slack, source, later)
     is_left = looks.is_unchanged or (before.exists and slack.same(before, replica))
     if is_constant or is_left or _is_newer(source, then):
         return False
     is_between = _is_newer(later, replica) and (not source.exists or _is_newer(replica, source))
     return True if is_between else None
+
+
+def _has_stayed(slack: Slack, source: Cell, later: Cell) -> bool:
+    """Tell whether the source had this cell all the time. Without its time it may have had another in between."""
+    return source.exists and source.writetime is not None and slack.same(source, later)
 
 
 def _is_newer(one: Cell, other: Cell) -> bool:
@@ -225,7 +232,7 @@ def _judge_row(table: TableSchema, looks: Looks, slack: Slack, parts: list[_Cell
         # A cell that has stayed was not deleted with its row, and what the replica has never heard of, neither.
         regular = {column.name for column in table.of_kind("regular")}
         stays = any(
-            place[0] in regular and slack.same(cell, _cell(parts[3], place)) for place, cell in parts[0].items()
+            place[0] in regular and _has_stayed(slack, cell, _cell(parts[3], place)) for place, cell in parts[0].items()
         )
         return False if stays or not looks.has_image else None
     return None
