@@ -14,6 +14,9 @@ import json, os, shutil, sys
 from pathlib import Path
 
 directories, (command, *arguments) = [Path(one) for one in {directories!r}], sys.argv[1:]
+if command == "info":
+    print("ID                     : {host_id}\\nGossip active          : true")
+    sys.exit()
 with open({log!r}, "a") as log:
     print(command, file=log)
 if command == "clearsnapshot":
@@ -39,10 +42,17 @@ else:
 """
 
 
-def nodetool(folder: Path, *directories: Path) -> tuple[str, ...]:
-    """Return the command of a node with these data directories. ``calls`` in the folder gets a line for each call."""
-    program = folder / "nodetool.py"
-    program.write_text(_PROGRAM.format(directories=[str(one) for one in directories], log=str(folder / "calls")))
+def nodetool(folder: Path, *directories: Path, host_id: str = "") -> tuple[str, ...]:
+    """Return the command of a node with these data directories. ``calls`` in the folder gets a line for each call but
+    of ``info``.
+
+    :param host_id: what ``info`` prints
+    """
+    program = folder / f"nodetool{host_id}.py"
+    text = _PROGRAM.format(
+        directories=[str(directory) for directory in directories], log=str(folder / "calls"), host_id=host_id
+    )
+    program.write_text(text)
     return sys.executable, str(program)
 
 

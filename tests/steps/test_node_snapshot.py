@@ -24,6 +24,7 @@ from ringsync.steps.bootstrap.node_snapshot import (
     NodeSnapshotError,
     node_of,
     read_outlines,
+    snapshots_on_disk,
     tag_of,
     take_snapshot,
 )
@@ -31,6 +32,7 @@ from tests.formats.sstable.files import sources_of, table_of, unpacked
 from tests.steps.snapshot_folders import calls, nodetool
 
 HOST = Host("0b3e9f0a-0000-4000-8000-000000000001", "10.0.0.1", 9042, "dc1", "r1", (0,))
+OTHER = replace(HOST, id="0b3e9f0a-0000-4000-8000-000000000002", address="10.0.0.2")
 BOOTSTRAP = "20261125T101500Z-0000000a"
 FIXTURE = "5.0-nb"
 
@@ -53,7 +55,7 @@ class World:
     @property
     def snapshots(self) -> list[Path]:
         """The snapshot's folder in each data directory."""
-        return [folder / "snapshots" / tag_of(BOOTSTRAP) for folder in self.tables]
+        return [folder / "snapshots" / tag_of(BOOTSTRAP, HOST.id) for folder in self.tables]
 
     def take(self) -> list[Any]:
         return take_snapshot(self.node, self.table, BOOTSTRAP, 0.0)
@@ -73,7 +75,7 @@ def world(tmp_path: Path) -> World:
     assert len(sources) > 1
     table = table_of(sources[0].descriptor)
     directories = tuple(tmp_path / one for one in ("data1", "data2", "data3"))
-    node = Node(HOST, nodetool(tmp_path, *directories[:2]), 30.0, directories)
+    node = Node(HOST, nodetool(tmp_path, *directories[:2], host_id=HOST.id), 30.0, directories)
     found = World(tmp_path, node, table, frozenset(source.descriptor.name for source in sources))
     for folder in found.tables[:2]:
         folder.mkdir(parents=True)
@@ -234,3 +236,36 @@ def test_a_data_directory_may_be_a_link_and_be_named_twice(world: World, tmp_pat
     assert node.directories == world.node.directories
     found = take_snapshot(node, world.table, BOOTSTRAP, 0.0)
     assert sorted(one.descriptor.name for one in found) == sorted(world.names)
+
+
+@pytest.mark.parametrize("anew", [False, True])
+@pytest.mark.parametrize("there", [False, True], ids=["cleared", "still there"])
+def test_files_of_a_node_are_not_taken_for_another_ones(world: World, anew: bool, there: bool) -> None:
+    """Nodes on several hosts name the same directory, and the default nodetool reaches the one of this host."""
+    if there:
+        world.take()
+    other = replace(world.node, host=OTHER)
+    with pytest.raises(NodeSnapshotError, match=rf"10\.0\.0\.2:9042: .* info .* {HOST.id}, not {OTHER.id}: .*queue_of"):
+        take_snapshot(other, world.table, BOOTSTRAP, 0.0, anew=anew)
+    assert list(snapshots_on_disk(other)) == []
+    assert len(list(snapshots_on_disk(world.node))) == there
+
+
+@pytest.mark.parametrize("anew", [False, True])
+def test_files_of_a_node_are_not_taken_for_those_of_a_node_elsewhere(world: World, anew: bool) -> None:
+    """nodetool reaches the other node over the network, but the directories are this host's."""
+    world.take()
+    elsewhere = world.folder / "elsewhere"
+    shutil.copytree(world.tables[0].parent, elsewhere / world.table.keyspace)
+    command = nodetool(world.folder, elsewhere, host_id=OTHER.id)
+    other = replace(world.node, host=OTHER, nodetool=command)
+    with pytest.raises(NodeSnapshotError, match=r"10\.0\.0\.2:9042: nodetool has taken .* not in "):
+        take_snapshot(other, world.table, BOOTSTRAP, 0.0, anew=anew)
+    assert not list(elsewhere.glob(f"*/*/snapshots/{tag_of(BOOTSTRAP, OTHER.id)}"))  # nobody would look for it there
+    assert world.taken() == world.names
+
+
+def test_a_nodetool_without_an_id_reaches_no_node(world: World) -> None:
+    silent = replace(world.node, nodetool=("true",))
+    with pytest.raises(NodeSnapshotError, match=r"true info prints no ID"):
+        take_snapshot(silent, world.table, BOOTSTRAP, 0.0)

@@ -26,7 +26,7 @@ from ringsync.ledger.snapshots import (
 from ringsync.ring.ring import Host, Replication, RingSnapshot
 from ringsync.ring.tokens import WHOLE_RING
 from ringsync.state.bootstrap import CANCELLED, COMPLETED, PUBLISHING, SCANNING, Bootstrap
-from ringsync.steps.bootstrap.node_snapshot import Node
+from ringsync.steps.bootstrap.node_snapshot import Node, tag_of
 from ringsync.steps.bootstrap.old_snapshots import clear_node, clear_old
 from ringsync.steps.bootstrap.snapshot import Wanted, snapshot_node, snapshots_to_read
 from ringsync.storage.local import LocalStore
@@ -214,7 +214,7 @@ def node(tmp_path: Path) -> Node:
 def snapshot(node: Node) -> Callable[[str], Path]:
     def make(bootstrap: str) -> Path:
         (folder,) = node.directories
-        made = folder / "shop" / f"orders-{0:032x}" / "snapshots" / f"ringsync_{bootstrap}"
+        made = folder / "shop" / f"orders-{0:032x}" / "snapshots" / tag_of(bootstrap, HOST.id)
         made.mkdir(parents=True)
         (made / "nb-1-big-Data.db").write_bytes(b"rows")
         return made
@@ -276,6 +276,6 @@ def test_a_link_is_no_snapshot(world: World, node: Node, tmp_path: Path) -> None
     os.utime(elsewhere, (old_s, old_s))
     folder = node.directories[0] / "shop" / f"orders-{0:032x}" / "snapshots"
     folder.mkdir(parents=True)
-    (folder / f"ringsync_{id_of(50)}").symlink_to(elsewhere)
+    (folder / tag_of(id_of(50), HOST.id)).symlink_to(elsewhere)
     assert clear_on(world, node) == 0
     assert elsewhere.is_dir()

@@ -30,7 +30,10 @@ from ringsync.schema.table import TableSchema
 from ringsync.sources.sstable_files import Opener
 from ringsync.steps.application import StepError
 
-_TAG = re.compile(r"ringsync_(\d{8}T\d{6}Z-[0-9a-f]{8})")
+_TAG = re.compile(r"ringsync_(\d{8}T\d{6}Z-[0-9a-f]{8})_.+")
+_OWN_ID = re.compile(r"^ID\s*: *(\S+)", re.MULTILINE)
+"""How ``nodetool info`` names the node that it has reached (C: tools/nodetool/Info)."""
+
 _TABLE_FOLDER = re.compile(r"(\w+)-([0-9a-f]{32})")
 _MANIFEST, _SCHEMA = "manifest.json", "schema.cql"
 
@@ -89,7 +92,7 @@ class Node:
 
 @dataclass(frozen=True)
 class SnapshotOnDisk:
-    """A snapshot that ringsync has taken of a table, for a bootstrap.
+    """A snapshot that ringsync has taken of a table on a node, for a bootstrap.
 
     :ivar table_id: 32 hexadecimal digits
     :ivar taken_s: when its folder was changed last, s since the epoch
@@ -101,15 +104,14 @@ class SnapshotOnDisk:
     bootstrap: str
     taken_s: float
 
-    @property
-    def tag(self) -> str:
-        """Name of the snapshot."""
-        return tag_of(self.bootstrap)
 
+def tag_of(bootstrap: str, host: str) -> str:
+    """Return the name of a bootstrap's snapshots on a node. Its id is in it, since data directories of several hosts
+    have the same path: files of another node are never taken for its own, or cleared as such.
 
-def tag_of(bootstrap: str) -> str:
-    """Return the name of a bootstrap's snapshots."""
-    return f"ringsync_{bootstrap}"
+    :param host: host id
+    """
+    return f"ringsync_{bootstrap}_{host}"
 
 
 def node_of(config: Config, session: Any, host: Host) -> Node:
@@ -149,7 +151,7 @@ def take_snapshot(
     :raises NodeSnapshotError: it cannot be taken, or there is too little space
     :raises IncompleteSnapshotError: the one that was just taken lacks files, or has some that cannot be read
     """
-    tag = tag_of(bootstrap)
+    tag = tag_of(bootstrap, node.host.id)
     if _folders(node, table, tag):
         try:
             if not anew:
@@ -159,8 +161,12 @@ def take_snapshot(
             print(f"ringsync: warning: {error}. It is taken again", flush=True)
             clear_snapshot(node, table.keyspace, tag)
     _check_space(node, table, free_space_factor)
+    _check_reached(node)
     node.call("snapshot", "-t", tag, "-kt", f"{table.keyspace}.{table.name}")
     if not _folders(node, table, tag):
+        clear_snapshot(
+            node, table.keyspace, tag
+        )  # in directories that are not named nobody would find it as an old one
         raise NodeSnapshotError(
             f"node {node.host.endpoint}: nodetool has taken snapshot {tag}, but it is not in "
             f"{', '.join(map(str, node.directories))}: nodetool must reach this very node (sstable.nodetool, "
@@ -178,13 +184,13 @@ def clear_snapshot(node: Node, keyspace: str, tag: str) -> None:
 
 
 def snapshots_on_disk(node: Node) -> Iterator[SnapshotOnDisk]:
-    """Find the snapshots that ringsync has taken on a node, whole or not. A symbolic link is none.
+    """Find the snapshots that ringsync has taken of a node, whole or not. A symbolic link is none.
 
     :raises OSError: a folder cannot be read
     """
     found = dict[tuple[str, str, str, str], float]()
     for directory in node.directories:
-        for folder in directory.glob("*/*/snapshots/ringsync_*"):
+        for folder in directory.glob(f"*/*/snapshots/{tag_of('*', node.host.id)}"):
             tag, of_table = _TAG.fullmatch(folder.name), _TABLE_FOLDER.fullmatch(folder.parts[-3])
             if tag and of_table and folder.resolve() == folder:
                 key = (folder.parts[-4], of_table[1], of_table[2], tag[1])
@@ -253,6 +259,19 @@ def _folders(node: Node, table: TableSchema, tag: str) -> list[Path]:
                 "directory: only the data directory itself may be one (sstable.data_directories)"
             )
     return folders
+
+
+def _check_reached(node: Node) -> None:
+    """:raises NodeSnapshotError: nodetool reaches another node, whose files would be taken for this one's"""
+    shown = f"node {node.host.endpoint}: {node.nodetool[0]} info"
+    own = _OWN_ID.search(node.call("info"))
+    if own is None:
+        raise NodeSnapshotError(f"{shown} prints no ID: set sstable.nodetool to a command that reaches this very node")
+    if own[1] != node.host.id:
+        raise NodeSnapshotError(
+            f"{shown} reaches node {own[1]}, not {node.host.id}: run this on the node's host (sync.queue_of_node), or "
+            "set sstable.nodes, by its address, to a nodetool that reaches it and to its data directories"
+        )
 
 
 def _check_space(node: Node, table: TableSchema, factor: float) -> None:

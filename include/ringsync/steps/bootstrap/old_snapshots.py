@@ -33,6 +33,7 @@ from ringsync.steps.bootstrap.node_snapshot import (
     clear_snapshot,
     node_of,
     snapshots_on_disk,
+    tag_of,
 )
 from ringsync.storage.port import ObjectStore, StorageError
 from ringsync.wiring import cluster_settings
@@ -73,13 +74,14 @@ def clear_node(config: Config, store: ObjectStore, state: BootstrapState, node: 
     cleared = 0
     try:
         for one in snapshots_on_disk(node):
+            tag = tag_of(one.bootstrap, node.host.id)
             try:
                 may_go = _may_go(config, store, state, node, one, now_s)
             except StorageError as error:
-                print(f"ringsync: warning: node {node.host.endpoint}: {one.tag} stays for now: {error}", flush=True)
+                print(f"ringsync: warning: node {node.host.endpoint}: {tag} stays for now: {error}", flush=True)
                 continue
             if may_go:
-                clear_snapshot(node, one.keyspace, one.tag)
+                clear_snapshot(node, one.keyspace, tag)
                 cleared += 1
     except (NodeSnapshotError, OSError) as error:
         print(f"ringsync: warning: old snapshots stay for now: {error}", flush=True)

@@ -309,7 +309,7 @@ def snapshot_that_is_whole(store: ObjectStore, bootstrap: str, host: Host) -> No
 
 def _clear(this: Run, node: Node, keyspace: str, bootstrap: str) -> None:
     with this.one_node:
-        clear_snapshot(node, keyspace, tag_of(bootstrap))
+        clear_snapshot(node, keyspace, tag_of(bootstrap, node.host.id))
 
 
 def _copy(this: Run, bootstrap: str, host: Host, sstables: Sequence[StoredSSTable], wanted: Wanted) -> None:
