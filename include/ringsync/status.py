@@ -23,6 +23,9 @@ BOOTSTRAPS = "bootstrap/"
 STOP_KEY = "control/stop.json"
 """Object that asks all loops to end after their present cycle."""
 
+LEFT_KEY = "control/left.json"
+"""Object that is there from ``cdcservice leave`` on, until ``start``: no bootstrap may switch cdc on."""
+
 LATE_ROWS = "staging/late/"
 """Folder of late rows that are not published yet."""
 

@@ -11,7 +11,7 @@ import pytest
 
 from ringsync.config import Config
 from ringsync.ring.ring import Host
-from ringsync.status import STOP_KEY
+from ringsync.status import LEFT_KEY, STOP_KEY
 from ringsync.steps.bootstrap.emptied import why_not_emptied
 from ringsync.storage.local import LocalStore
 
@@ -39,8 +39,8 @@ class Said:
     def __init__(self, folder: Path) -> None:
         self.store = LocalStore(folder)
 
-    def say(self, loop: str, age_s: float = 5.0, **nodes: Any) -> None:
-        status = {"at_ms": int((NOW_S - age_s) * 1000), "nodes": nodes}
+    def say(self, loop: str, age_s: float = 5.0, error: str | None = None, **nodes: Any) -> None:
+        status = {"at_ms": int((NOW_S - age_s) * 1000), "error": error, "nodes": nodes}
         self.store.put(f"status/{loop}.json", json.dumps(status).encode())
 
     def why(self, config: Config, hosts: list[Host] = HOSTS, deaf: str = "") -> str:
@@ -100,6 +100,19 @@ def test_each_node_needs_a_fresh_word_of_its_own(said: Said, age_s: float, node:
     why = said.why(config(), HOSTS[:2])
     assert "10.0.0.1" not in why
     assert f"10.0.0.2:9042 (queue rack-2: {reason}" in why.replace("commitlog_stage: ", "")
+
+
+def test_a_loop_that_fails_empties_nothing(said: Said) -> None:
+    """What it has said of its nodes is older: their last state is kept while its cycles fail."""
+    said.say("commitlog_stage/default", error="OSError: the store is full", a=WELL)
+    assert "(queue default: commitlog_stage: OSError: the store is full)" in said.why(config(), HOSTS[:1])
+
+
+def test_whoever_has_left_gets_no_table_with_cdc(said: Said) -> None:
+    """The archive's last run goes on for minutes, and says that it empties the nodes; then nobody does."""
+    said.say("commitlog_archive/default", a=WELL)
+    said.store.put(LEFT_KEY, b"{}")
+    assert "10.0.0.1:9042 (cdcservice leave has been run)" in said.why(config(), HOSTS[:1])
 
 
 def test_a_damaged_status_is_no_word(said: Said) -> None:

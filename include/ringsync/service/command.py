@@ -24,7 +24,16 @@ from ringsync.service.published import wait_until_published
 from ringsync.service.table_checks import CheckError
 from ringsync.service.workers import WorkerReports, stage_reports, told_before, wait_for_workers
 from ringsync.state.session import StateError
-from ringsync.status import BOOTSTRAPS, STALE_AFTER_S, STOP_KEY, age_s, forget, look_at_statuses, read_statuses
+from ringsync.status import (
+    BOOTSTRAPS,
+    LEFT_KEY,
+    STALE_AFTER_S,
+    STOP_KEY,
+    age_s,
+    forget,
+    look_at_statuses,
+    read_statuses,
+)
 from ringsync.steps.application import ExitCode
 from ringsync.steps.own_keyspace import create_state
 from ringsync.storage.port import ObjectStore, StorageError
@@ -50,7 +59,8 @@ def start(arguments: argparse.Namespace, console: Console) -> ExitCode:
     for loop in (*before.understood, *before.damaged):
         if loop not in expected.loops and not loop.startswith((BOOTSTRAPS, REPROCESS, PROOFS)):
             forget(store, loop)
-    store.delete(STOP_KEY)
+    for key in (STOP_KEY, LEFT_KEY):
+        store.delete(key)
     try:
         _switch_on(client_of(config), expected)
     except AirflowError as error:

@@ -5,25 +5,28 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from rich.console import Console
 
+from ringsync.cluster.cluster import read_hosts
 from ringsync.cluster.node import ask_one
 from ringsync.cluster.schema import tables_of
 from ringsync.cluster.scylla import is_scylla
 from ringsync.cluster.session import connect
 from ringsync.cluster.shared import Shared
 from ringsync.config import Config, load_config
+from ringsync.ring.ring import Host
 from ringsync.service.checks import longest_sync_period_ms
 from ringsync.service.command import wait_until_idle
 from ringsync.service.expected import ARCHIVE, archives, expected_in
 from ringsync.service.look import client_of
 from ringsync.service.parsers import STOP_TIMEOUT_S
 from ringsync.service.published import wait_until_published
-from ringsync.status import BOOTSTRAPS, STOP_KEY, look_at_statuses, read_statuses
+from ringsync.status import BOOTSTRAPS, LEFT_KEY, STOP_KEY, look_at_statuses, read_statuses
 from ringsync.steps.application import ExitCode, StepError
+from ringsync.steps.bootstrap.emptied import captures_changes
 from ringsync.steps.bootstrap.enable_cdc import Named, disable_cdc, record_key
 from ringsync.storage.port import ObjectStore
 from ringsync.terminal import say, say_error
@@ -55,10 +58,11 @@ def leave(arguments: argparse.Namespace, console: Console) -> ExitCode:
         say(console, f"nothing was changed: {len(tables)} tables; --yes does it")
         return ExitCode.OK
     began_ms = int(time.time() * 1000)
+    store.put(LEFT_KEY, json.dumps({"at_ms": began_ms}).encode())
     left = "; ".join(_switch_off(Shared(session), store, tables, console))
     if not left and not arguments.no_wait:
-        left = _wait(config, store, began_ms, arguments.timeout, console)
-    if left:
+        left = _wait(config, store, read_hosts(session), began_ms, arguments.timeout, console)
+    if left := left or _begun_meanwhile(session, store, config, {table.table_id for table in others}):
         say_error(f"{left}. The DAGs stay on, so that cdc_raw is emptied: run this again; --no-wait waits for no log")
         return ExitCode.COMPLETED_WITH_ERRORS
     _stop(config, store, console)
@@ -91,14 +95,29 @@ def _check(store: ObjectStore, others: Sequence[Named], what_of_others: str | No
             "nobody empties cdc_raw, Cassandra refuses their writes, too: say --others disable, or --others keep if "
             "somebody else empties it. Nothing was changed"
         )
-    statuses = look_at_statuses(store)
-    unfinished = [status["table"] for loop, status in statuses.understood.items() if loop.startswith(BOOTSTRAPS)]
-    unfinished += [f"status/{loop}.json, which is damaged" for loop in statuses.damaged if loop.startswith(BOOTSTRAPS)]
-    if unfinished:
+    if unfinished := _unfinished(store):
         raise StepError(
             f"bootstraps are not finished: {', '.join(unfinished)}. Let them end, or run cdcservice bootstrap "
             "--cancel. Nothing was changed"
         )
+
+
+def _unfinished(store: ObjectStore) -> list[str]:
+    """Name the tables whose bootstraps are not finished."""
+    statuses = look_at_statuses(store)
+    unfinished = [status["table"] for loop, status in statuses.understood.items() if loop.startswith(BOOTSTRAPS)]
+    damaged = [loop for loop in statuses.damaged if loop.startswith(BOOTSTRAPS)]
+    return unfinished + [f"status/{loop}.json, which is damaged" for loop in damaged]
+
+
+def _begun_meanwhile(session: Any, store: ObjectStore, config: Config, kept: Collection[str]) -> str:
+    """Tell what still needs the DAGs, whoever has begun it since; empty: nothing does.
+
+    :param kept: ids of tables that keep cdc
+    """
+    followed, others = tables_with_cdc(session, store, config)
+    begun = [f"{table.full_name} has cdc" for table in (*followed, *others) if table.table_id not in kept]
+    return "; ".join([*begun, *(f"the bootstrap of {table} is not finished" for table in _unfinished(store))])
 
 
 def _switch_off(shared: Shared, store: ObjectStore, tables: Sequence[Named], console: Console) -> Sequence[str]:
@@ -115,7 +134,9 @@ def _switch_off(shared: Shared, store: ObjectStore, tables: Sequence[Named], con
     return failed
 
 
-def _wait(config: Config, store: ObjectStore, began_ms: int, timeout_s: float, console: Console) -> str:
+def _wait(
+    config: Config, store: ObjectStore, hosts: Sequence[Host], began_ms: int, timeout_s: float, console: Console
+) -> str:
     """Wait until what was logged is published, and finished segments have left their nodes.
 
     :returns: what is left; empty: nothing
@@ -126,27 +147,36 @@ def _wait(config: Config, store: ObjectStore, began_ms: int, timeout_s: float, c
     waited = wait_until_published(store, config.sync, synced_ms, timeout_s, kafka)
     if waited.left:
         return f"not all is published: {waited.left}"
-    while left := segments_left(config, store, began_ms):
+    while left := segments_left(config, store, hosts, began_ms):
         if time.time() >= end_s:
             return left
         time.sleep(1.0)
     return ""
 
 
-def segments_left(config: Config, store: ObjectStore, since_ms: int) -> str:
-    """Tell which nodes still have finished segments, by what the archive has said since a moment; empty: none has. If
-    nobody archives, nobody knows."""
+def segments_left(config: Config, store: ObjectStore, hosts: Sequence[Host], since_ms: int) -> str:
+    """Tell which nodes still have finished segments, or could not be looked at, by what the archive has said since a
+    moment; empty: none. If nobody archives, nobody knows."""
     if not archives(config):
         return ""
-    statuses, left = read_statuses(store), []
-    for queue in config.sync.queues:
+    sync, statuses, left = config.sync, read_statuses(store), []
+    looked_at: set[str] = set()
+    for queue in sync.queues:
         status = statuses.get(f"{ARCHIVE}{queue}", {})
         if status.get("at_ms", 0) <= since_ms:
             left.append(f"queue {queue}: its archive has not looked yet")
-        nodes = status.get("nodes", {}).values()
-        left += [
-            f"{node['waiting']} finished segments are in {node['folder']}" for node in nodes if node.get("waiting")
-        ]
+            looked_at |= {host.id for host in hosts if sync.queue_of(host.address, host.id) == queue}
+        for host, node in status.get("nodes", {}).items():
+            looked_at.add(host)
+            if error := node.get("error"):
+                left.append(f"{node['endpoint']}: {error}")
+            elif node.get("waiting"):
+                left.append(f"{node['waiting']} finished segments are in {node['folder']}")
+    for host in hosts:
+        if sync.datacenters and host.datacenter not in sync.datacenters:
+            continue
+        if host.id not in looked_at and captures_changes(config, host):
+            left.append(f"{host.endpoint}: its archive has not looked at it yet")
     return ", ".join(left)
 
 

@@ -6,16 +6,15 @@ The loops that delete there say every few seconds in their status whether they c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
 
 from ringsync.cluster.cluster import read_settings
 from ringsync.cluster.session import ClusterError, connect
 from ringsync.config import Config
 from ringsync.ring.ring import Host
-from ringsync.status import STOP_KEY, Status, age_s, read_status
+from ringsync.status import LEFT_KEY, STOP_KEY, Status, age_s, read_status
 from ringsync.storage.port import ChecksumError, ObjectStore
 from ringsync.wiring import cluster_settings
 
@@ -33,15 +32,17 @@ def why_not_emptied(
     :raises StorageError: the store cannot be used
     """
     said: dict[str, list[tuple[str, Status]]] = {}
-    nodes = []
+    nodes, has_left = [], store.stat(LEFT_KEY) is not None
     for host in hosts:
         queue, datacenters = config.sync.queue_of(host.address, host.id), config.sync.datacenters
         if datacenters and host.datacenter not in datacenters:
             why = f"sync.datacenters leaves out {host.datacenter}: set cdc_enabled: false on its nodes"
+        elif has_left:  # the archive's last run may go on for minutes, and say that it empties them
+            why = "cdcservice leave has been run"
         else:
             if queue not in said:
                 said[queue] = list(_said(config, store, queue, now_s))
-            reasons = [_reason(loop, status.get("nodes", {}).get(host.id)) for loop, status in said[queue]]
+            reasons = [_reason(loop, status, host.id) for loop, status in said[queue]]
             if "" in reasons:
                 continue
             why = f"queue {queue}: {'; '.join(reasons) or 'its workers have said nothing in the last five minutes'}"
@@ -69,9 +70,11 @@ def _said(config: Config, store: ObjectStore, queue: str, now_s: float) -> Itera
             yield loop, status
 
 
-def _reason(loop: str, node: Mapping[str, Any] | None) -> str:
+def _reason(loop: str, status: Status, host: str) -> str:
     """Tell why a loop does not empty a node's ``cdc_raw``; empty: it does."""
-    if node is None:
+    if error := status.get("error"):  # then it has said of its nodes what was so before
+        return f"{loop}: {error}"
+    if (node := status.get("nodes", {}).get(host)) is None:
         return f"{loop} does not know the node yet"
     if node.get("empties"):
         return ""
