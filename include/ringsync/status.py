@@ -160,10 +160,10 @@ _PROOF: Form = {
     **{"overdue_ms": _NUMBER, "RUN": str},
 }
 _LOOP: Form = {
-    **{"AT_MS": _NUMBER, "host": str, "error": str, "problems": list, "broken": _TEXTS, "files_broken": int},
+    **{"AT_MS": _NUMBER, "host": str, "error": str, "problems": list, "unreadable": list, "broken": _TEXTS},
     **{"nodes": {_EACH: _NODE}, "tables": {_EACH: _TABLE}, "logs": {_EACH: _LOG}, "busy": {"SINCE_MS": _NUMBER}},
     **{"unread": _TEXTS, "unread_since_ms": _TIMES, "left_out": _TEXTS, "others_failed": _TEXTS},
-    **{"commits_broken": _TEXTS, "rows_homeless": _TIMES, "homeless_since_ms": _TIMES},
+    **{"files_broken": int, "commits_broken": _TEXTS, "rows_homeless": _TIMES, "homeless_since_ms": _TIMES},
     **{"datacenters_left_out": {_EACH: list}, "empty_generations_ms": list, "errors": int, "errors_surplus": int},
     **{"proofs": {_EACH: _PROOF}},
     **{"waiting": int, "oldest_ms": _NUMBER, "began_ms": _NUMBER, "clear_at_ms": _NUMBER},

@@ -59,7 +59,7 @@ STATUSES: dict[str, dict[str, Any]] = {
     "schema_update/schema": {"changes": 4, "problems": ["no quorum"], "disagreement_since_ms": AT_MS},
     "alarms/alarms": {"raised": 0, "problems": []},
     "commitlog_archive/default": {"nodes": {"n1": {**ARCHIVED, "error": "no store"}}, "problems": []},
-    "archive_reprocess/archive": {"waiting": 1, "problems": ["cdc/a is damaged"]},
+    "archive_reprocess/archive": {"waiting": 1, "unreadable": ["a/b"], "problems": ["cdc/a is damaged"]},
     "scylla_log_stage/log": {
         **{"logs": {"shop.orders": LOG}, "clear_at_ms": AT_MS, "clock_skew_ms": 3, "generations": 2, "rows": 1},
         **{"errors": 1, "errors_surplus": 0, "empty_generations_ms": [AT_MS]},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import lzma
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -14,10 +14,13 @@ from typing import Any
 import pytest
 
 from ringsync.cluster.schema import NodeTables
-from ringsync.ledger.archive import READ, WAITING, _put_all, archived
+from ringsync.ledger.archive import READ, WAITING, ArchivedSegment, _put_all, archived
 from ringsync.ledger.staging import StageCommit, commit_keys, decode_rows, get_commit, put_commit, read_block
 from ringsync.ledger.table_versions import CdcBegun, version_of
+from ringsync.replica import session
 from ringsync.schema.table import Schema
+from ringsync.status import read_statuses
+from ringsync.steps.application import ExitCode
 from ringsync.steps.archive import archive_reprocess
 from ringsync.steps.archive.archive_reprocess import Reprocessor
 from ringsync.steps.archive.commitlog_archive import Archiver
@@ -104,6 +107,32 @@ def test_an_archived_segment_gives_what_the_stage_would_have_read(
     sync_segment(of_node.sync.segment)
     assert of_node.sync.cycle().counts["rows"] == 0
     assert not of_node.sync.segment.exists()
+
+
+def test_the_status_names_what_could_not_be_read(of_node: Reprocessed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for that, but for what was archived since."""
+    of_node.archive()
+    (entry,) = archived(of_node.store, WAITING)
+    of_node.store.put(f"cdc/{entry.node}/{entry.name}", b"damaged")
+    ours = of_node.reprocessor()
+    ours.application.options, ours.application.run = SimpleNamespace(since=None), "r"
+    monkeypatch.setattr(session, "spark_session", lambda *_, **__: SimpleNamespace(sparkContext=None))
+    for name in ("check_layout", "start_workers", "connect_patiently", "create_state"):
+        monkeypatch.setattr(archive_reprocess, name, lambda *_: None)
+    monkeypatch.setattr(archive_reprocess, "ErrorTable", lambda *_: SimpleNamespace(put=None))
+    monkeypatch.setattr(archive_reprocess, "Reprocessor", lambda *_: ours)
+    ours.application.config.sync.stage_cores = ours.application.config.sync.max_errors_per_hour = 1
+    ours.application.config.state = SimpleNamespace(keyspace="ringsync")
+    read, came = ours.read, replace(entry, name="CommitLog-7-99.log", size=0, crc32c=0)
+
+    def read_while_one_comes(entries: Sequence[ArchivedSegment]) -> None:
+        read(entries)
+        _put_all(of_node.store, WAITING, came, b"")
+
+    monkeypatch.setattr(ours, "read", read_while_one_comes)
+    report, code = archive_reprocess.run.__wrapped__(ours.application)  # type: ignore[attr-defined]
+    assert (report["waiting"], code) == (2, ExitCode.COMPLETED_WITH_ERRORS)
+    assert read_statuses(of_node.store)["archive_reprocess/archive"]["unreadable"] == [f"{entry.node}/{entry.name}"]
 
 
 @pytest.mark.parametrize("what", ["new", "cdc"])

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ import pytest
 
 from ringsync.config.sections import Verify
 from ringsync.cql.types import Native
+from ringsync.ledger.archive import ArchivedSegment
 from ringsync.ledger.staging import Bucket
 from ringsync.replica.suspects import WaitingRows
 from ringsync.ring.ring import Host
@@ -162,3 +164,31 @@ def test_a_sync_that_is_silent_or_stopped_is_behind(tmp_path: Path) -> None:
     stopped = SyncSeen(LocalStore(tmp_path), sync, {}, plan, True, 200_000)
     assert why_behind(stopped, CatchUp(TABLE, 100_000), lambda: 7) == "the sync is stopped: cdcservice start"
     assert caught_up.newest_plan(LocalStore(tmp_path)) is None
+
+
+def test_only_archived_logs_of_before_that_may_still_be_read_are_waited_for(tmp_path: Path) -> None:
+    """One that cannot be read must not keep any table from being judged: an alarm names it."""
+    store = LocalStore(tmp_path)
+    sync: Any = SimpleNamespace(sync=SimpleNamespace(queues=("default",), queue_of=lambda *_: "default"))
+    staged = {"at_ms": 200_000, "clear_at_ms": 150_000, "nodes": {"h1": {"clear_at_ms": 150_000, "is_read": True}}}
+    archive: dict[str, Any] = {"at_ms": 200_000, "unreadable": []}
+    statuses = {"commitlog_stage/default": staged, "archive_reprocess/archive": archive}
+
+    def why() -> str:
+        plan = SyncPlan(Bucket(0, 60_000), (HOST,), {}, ())
+        return SyncSeen(store, sync, statuses, plan, False, 200_000).why_not_staged(100_000)
+
+    def put(name: str, began_ms: int) -> None:
+        entry = ArchivedSegment("h1", name, "9\n", 1, 1, began_ms, began_ms + 9, began_ms + 10)
+        store.put(f"cdc/h1/{name}.json", json.dumps(asdict(entry)).encode())
+
+    put("CommitLog-7-3.log", 100_000)
+    assert why() == "", "it was begun later"
+    put("CommitLog-7-1.log", 99_999)
+    assert "CommitLog-7-1.log of node h1" in why()
+    archive["unreadable"] = ["h1/CommitLog-7-1.log"]
+    assert why() == ""
+    put("CommitLog-7-2.log", 0)
+    assert "CommitLog-7-2.log of node h1" in why(), "nobody knows when it was begun"
+    store.put("cdc/h1/CommitLog-7-2.log.json", b"damaged")
+    assert why() == ""

@@ -174,15 +174,19 @@ def find(store: ObjectStore, node: str, name: str) -> ArchivedSegment | None:
     return None
 
 
-def archived(store: ObjectStore, folder: str, damaged: list[str] | None = None) -> Iterator[ArchivedSegment]:
+def archived(
+    store: ObjectStore, folder: str, damaged: list[str] | None = None, but_for: Collection[str] = ()
+) -> Iterator[ArchivedSegment]:
     """Yield the archived segments in a folder, by node and name.
 
     :param folder: WAITING or READ
     :param damaged: takes a sentence for each entry that cannot be read; None: the first one is raised
+    :param but_for: ``<node>/<name>`` of segments that are left out
     :raises ChecksumError: an entry cannot be read
     """
     for stat in store.list(folder):
-        if ENTRY.fullmatch(stat.key):
+        found = ENTRY.fullmatch(stat.key)
+        if found and f"{found[1]}/{found[2]}" not in but_for:
             try:
                 yield _entry(store, stat.key)
             except NotFoundError:

@@ -93,9 +93,10 @@ def run(application: Application) -> tuple[Report, ExitCode]:
         damaged += dict.fromkeys(reprocessor.left)
         counts["left"] = counts["segments"] - counts["read"] - counts["read_again"] - counts["moved"]
         logs = reprocessor.logs
-    left = sum(1 for _ in archive.archived(store, WAITING, []))
-    put_status(store, "archive_reprocess", "archive", {"waiting": left, "problems": damaged})
-    report: Report = {**counts, "waiting": left, **({"error": "; ".join(damaged)} if damaged else {})}
+    left, tried = [*archive.archived(store, WAITING, [])], {*waiting}
+    unread = [f"{entry.node}/{entry.name}" for entry in left if entry in tried]
+    put_status(store, "archive_reprocess", "archive", {"waiting": len(left), "unreadable": unread, "problems": damaged})
+    report: Report = {**counts, "waiting": len(left), **({"error": "; ".join(damaged)} if damaged else {})}
     if options.since is not None:
         report["logs"] = sorted(set(logs))
     return report, ExitCode.COMPLETED_WITH_ERRORS if damaged else ExitCode.OK

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from ringsync.cluster.cluster import SYNC_PERIOD, read_settings, sync_period_ms
 from ringsync.config import Config
-from ringsync.ledger.archive import is_waiting
+from ringsync.ledger.archive import WAITING, archived
 from ringsync.ledger.passes import pass_numbers
 from ringsync.ledger.staging import decode_rows
 from ringsync.replica.suspects import WaitingRows
@@ -101,9 +101,17 @@ class SyncSeen:
                 {},
             )
         if staged.staged_until >= until_ms:
-            return "archived commit logs wait to be read" if is_waiting(self.store) else ""
+            return self._why_not_read(until_ms)
         reasons = [f"{node}: {reason}" for node, reason in staged.unread.items()]
         return reasons[0] if reasons else "what was logged is not staged yet"
+
+    def _why_not_read(self, until_ms: int) -> str:
+        """Say which archived log is still to be read; not those that the last run could not read: nobody knows when
+        they will come, and an alarm names them."""
+        unread = {*map(str, self.statuses.get("archive_reprocess/archive", {}).get("unreadable", ()))}
+        entries = archived(self.store, WAITING, [], unread)
+        first = next((entry for entry in entries if entry.began_ms < until_ms), None)
+        return f"archived commit logs wait to be read, such as {first.name} of node {first.node}" if first else ""
 
 
 def newest_plan(store: ObjectStore) -> SyncPlan | None:
