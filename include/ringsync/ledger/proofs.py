@@ -1,7 +1,7 @@
 """When each token range of a replica was last found equal to its source: ``proofs/<table id>.json``.
 
-A verification of some ranges is a proof of these. So a big table is proved a part each day, the parts that were proved
-longest ago first, and the table's proof is as old as the oldest of them.
+A verification of some ranges is a proof of these. So a big table is compared a part each day, the parts that were
+compared longest ago first, and the table's proof is as old as the oldest of them.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import math
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from ringsync.ledger.dropped_tables import all_dropped
 from ringsync.storage.port import AlreadyExistsError, ChecksumError, ObjectStore, VersionMismatchError, get_json
@@ -36,6 +37,7 @@ class Proof:
     :ivar base: id of the base; a bootstrap makes another one, of which nothing is proved
     :ivar since_ms: when the replica was first looked at, ms since the epoch
     :ivar ranges_ms: of each token range when it was last found equal; 0: never
+    :ivar compared_ms: of each when it was last compared, whatever was found; 0: never
     :ivar differing: numbers of the ranges that had differences when they were last looked at
     :ivar run: the run that has found the newest of these; ``rows_differing``: how many rows; ``found_ms``: when
     :ivar part_ms: when a part of it was last chosen (:func:`due_ranges`); 0: never
@@ -47,6 +49,7 @@ class Proof:
     base: str
     since_ms: int
     ranges_ms: tuple[int, ...]
+    compared_ms: tuple[int, ...]
     differing: tuple[int, ...] = ()
     run: str = ""
     rows_differing: int = 0
@@ -113,16 +116,17 @@ def note_examined(store: ObjectStore, examined: Examined) -> Proof:
 def _added(known: Proof | None, found: Examined) -> Proof:
     if known is None or known.base != found.base:
         never = (0,) * found.count
-        known = Proof(found.table_id, found.table, found.base, found.began_ms, never)
-    elif len(known.ranges_ms) != found.count:  # verify.ranges was changed: where the old ranges lay does not matter
-        known = replace(known, ranges_ms=(known.proved_ms,) * found.count, differing=())
+        known = Proof(found.table_id, found.table, found.base, found.began_ms, never, never)
+    known = _in_ranges(known, found.count)
     bad = {*found.differing, *found.unjudged}
-    ranges_ms = list(known.ranges_ms)
+    ranges_ms, compared_ms = list(known.ranges_ms), list(known.compared_ms)
     for number in found.chosen:
+        compared_ms[number] = max(compared_ms[number], found.began_ms)
         if number not in bad:
             ranges_ms[number] = max(ranges_ms[number], found.began_ms)
     differing = sorted((set(known.differing) - set(found.chosen)) | set(found.differing) | (set(known.differing) & bad))
-    proof = replace(known, table=found.table, ranges_ms=tuple(ranges_ms), is_followed=found.is_followed)
+    times: dict[str, Any] = {"ranges_ms": tuple(ranges_ms), "compared_ms": tuple(compared_ms)}
+    proof = replace(known, table=found.table, is_followed=found.is_followed, **times)
     if found.is_part:
         proof = replace(proof, part_ms=found.began_ms)
     if found.differing:
@@ -131,20 +135,37 @@ def _added(known: Proof | None, found: Examined) -> Proof:
     return replace(proof, differing=tuple(differing))
 
 
+def _in_ranges(proof: Proof, count: int) -> Proof:
+    """Return what is known in so many ranges, as ``verify.ranges`` may have changed: of each, what is known of all old
+    ranges that it touches."""
+    old = len(proof.ranges_ms)
+    if old == count:
+        return proof
+    touched = [range(number * old // count, -(-(number + 1) * old // count)) for number in range(count)]
+    differing = tuple(number for number in range(count) if not set(proof.differing).isdisjoint(touched[number]))
+    ranges_ms, compared_ms = (
+        tuple(min(times[i] for i in some) for some in touched) for times in (proof.ranges_ms, proof.compared_ms)
+    )
+    return replace(proof, ranges_ms=ranges_ms, compared_ms=compared_ms, differing=differing)
+
+
 def due_ranges(proof: Proof | None, base: str, count: int, days: float, now_ms: int) -> tuple[int, ...]:
-    """Choose the token ranges to compare now: those proved longest ago, as many as belong to the time since the last
-    choice, and those that differed.
+    """Choose the token ranges to compare now: those compared longest ago, as many as belong to the time since the last
+    choice, and those that were not found equal when they were last compared.
 
     :param base: id of the replica's base
     :param count: number of token ranges
     :param days: within which each range is to be compared
     """
-    if proof is None or proof.base != base or len(proof.ranges_ms) != count:
+    if proof is None or proof.base != base:
         return tuple(range(math.ceil(count / max(days, 1))))
+    proof = _in_ranges(proof, count)
     elapsed = (now_ms - proof.part_ms) / _DAY_MS if proof.part_ms else 1.0
     share = min(count, max(1, math.ceil(count * elapsed / days)))
-    oldest = sorted(range(count), key=lambda number: (proof.ranges_ms[number], number))[:share]
-    return tuple(sorted({*oldest, *proof.differing}))
+    again = {number for number in range(count) if proof.compared_ms[number] > proof.ranges_ms[number]}
+    again |= {*proof.differing}
+    others = sorted({*range(count)} - again, key=lambda number: (proof.compared_ms[number], number))
+    return tuple(sorted({*others[:share], *again}))
 
 
 def get_proof(store: ObjectStore, table_id: str) -> Proof | None:
@@ -183,7 +204,7 @@ def tell_proofs(store: ObjectStore, days: float | None, now_ms: int) -> None:
 def _read(store: ObjectStore, key: str) -> Proof | None:
     with suppress(ChecksumError, ValueError, TypeError, KeyError):
         if (document := get_json(store, key)) is not None:
-            lists = {name: tuple(document[name]) for name in ("ranges_ms", "differing")}
+            lists = {name: tuple(document[name]) for name in ("ranges_ms", "compared_ms", "differing")}
             return Proof(**{**document, **lists})
     return None
 
