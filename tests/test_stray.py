@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from ringsync.cluster.control import LimitsWatch
 from ringsync.cluster.limits import Limits
-from ringsync.ledger import alarms, archive, dropped_tables, error_tries, gaps, snapshots, staging
+from ringsync.ledger import alarms, archive, dropped_tables, error_tries, gaps, proofs, snapshots, staging
 from ringsync.ledger.followed import followed_tables, keep_following
 from ringsync.ledger.passes import pass_numbers
 from ringsync.ledger.schema_changes import change_numbers
@@ -24,8 +26,9 @@ from ringsync.replica.delta_log import log_from_checkpoint
 from ringsync.status import look_at_statuses, read_statuses
 from ringsync.steps.archive.commitlog_archive import Archiver
 from ringsync.steps.bootstrap.leftovers import _unpublished_parts
+from ringsync.steps.replica.caught_up import newest_plan, waiting_rows
 from ringsync.steps.stage.claims import Place, known_nodes, put_place
-from ringsync.steps.sync_plan import plan_keys
+from ringsync.steps.sync_plan import SyncPlan, plan_keys
 from ringsync.storage.local import LocalStore
 from ringsync.streams.files import FileStream
 from tests.steps.test_archive import config
@@ -46,10 +49,9 @@ OBJECTS: dict[str, Any] = {
     f"cdc_archive/a/{SEGMENT}.json": ENTRY,
     f"staging/log/a/{1:012}.json": {},
     f"staging/rows/a/{1:012}-x.arrow": 1,
-    f"staging/late/{ID}/a-1.arrow": 1,
     f"sync/{ID}/passes/{1:012}.json": {},
     f"sync/{ID}/changes/{1:012}-x.arrow": 1,
-    f"plans/sync/{1000:013}.json": {},
+    f"plans/sync/{1000:013}.json": json.loads(SyncPlan(staging.Bucket(1000, 1000), (), {}, ()).to_json()),
     "streams/s.shop.orders/tables/000001.json": {"table_id": ID, "behind": 0},
     f"streams/s.shop.orders/pass-{1:012}/manifest.json": {},
     f"streams/s.shop.orders/pass-{2:012}/part-0001.avro": 1,
@@ -81,9 +83,12 @@ LISTS: dict[str, Callable[[LocalStore], Any]] = {
     "commits": lambda store: (staging.commit_keys(store), staging.commit_keys(store, "a")),
     "rows": staging.rows_keys,
     "late": lambda store: (staging.late_files(store), staging.late_files(store, ID)),
+    "late rows": lambda store: waiting_rows(store, SimpleNamespace(table_id=ID, clustering=())).rows,  # type: ignore[arg-type]
     "passes": lambda store: pass_numbers(store, ID),
     "tries": lambda store: list_tries(store, ID),
     "plans": plan_keys,
+    "newest plan": newest_plan,
+    "proofs": proofs.proofs,
     "owners": lambda store: topic_owners(store, "s.shop.orders"),
     "folders": lambda store: FileStream(store, "s.shop.orders").folders(),
     "unpublished": lambda store: _unpublished_parts(store, "s.shop.orders", 3),
@@ -112,6 +117,9 @@ def root(tmp_path: Path) -> Path:
     store = LocalStore(tmp_path)
     for key, content in OBJECTS.items():
         store.put(key, json.dumps(content).encode())
+    late = pa.RecordBatch.from_pylist([{"partition_key": b"k", "clustering": b"", "kind": 0}])
+    store.put(f"staging/late/{ID}/a-1.arrow", staging.encode_rows(late))
+    proofs.note_examined(store, proofs.Examined(ID, "shop.orders", "b", 1, [0], (), (), 0, 9, "r", False, True))
     alarms.note(store, ALARM)
     put_place(store, "a", Place("/raw", "token"))
     keep_following(store, ID)
@@ -143,3 +151,11 @@ def test_hidden_files_are_no_objects(tmp_path: Path) -> None:
         (tmp_path / folder / "._x").write_bytes(b"\0")
     assert [stat.key for stat in store.list()] == ["cdc/a/x"]
     assert archive.tidy(store, 0, lambda *_: True) == (0, frozenset())
+
+
+def test_a_copy_of_a_proof_proves_nothing(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    seen = proofs.Examined(ID, "shop.orders", "b", 1, [0], [0], (), 1, 9, "r", False, True)
+    proof = proofs.note_examined(store, seen)
+    (tmp_path / "proofs" / f"{ID}.json~").write_text(json.dumps(asdict(replace(proof, differing=()))))
+    assert proofs.proofs(store) == {ID: proof}

@@ -14,7 +14,14 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ringsync.ledger.dropped_tables import all_dropped
-from ringsync.storage.port import AlreadyExistsError, ChecksumError, ObjectStore, VersionMismatchError, get_json
+from ringsync.storage.port import (
+    AlreadyExistsError,
+    ChecksumError,
+    ObjectStore,
+    VersionMismatchError,
+    get_json,
+    list_named,
+)
 
 _FOLDER = "proofs/"
 
@@ -175,7 +182,7 @@ def get_proof(store: ObjectStore, table_id: str) -> Proof | None:
 
 def proofs(store: ObjectStore) -> dict[str, Proof]:
     """Read what is proved, by table id. Damaged objects are left out: the next verification writes them again."""
-    found = (_read(store, stat.key) for stat in store.list(_FOLDER))
+    found = (_read(store, stat.key) for stat in list_named(store, _FOLDER, r"[0-9a-f]{32}\.json"))
     return {proof.table_id: proof for proof in found if proof is not None}
 
 

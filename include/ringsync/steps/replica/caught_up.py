@@ -16,13 +16,13 @@ from ringsync.cluster.cluster import SYNC_PERIOD, read_settings, sync_period_ms
 from ringsync.config import Config
 from ringsync.ledger.archive import WAITING, archived
 from ringsync.ledger.passes import pass_numbers
-from ringsync.ledger.staging import decode_rows
+from ringsync.ledger.staging import decode_rows, late_files
 from ringsync.replica.suspects import WaitingRows
 from ringsync.schema.table import TableSchema
-from ringsync.status import LATE_ROWS, STOP_KEY, Status, read_statuses
+from ringsync.status import STOP_KEY, Status, read_statuses
 from ringsync.steps.application import StepError
 from ringsync.steps.close.closing import log_progress, progress
-from ringsync.steps.sync_plan import SyncPlan
+from ringsync.steps.sync_plan import SyncPlan, plan_keys
 from ringsync.storage.port import ChecksumError, NotFoundError, ObjectStore
 
 CLOCKS_MS = 1_000
@@ -116,9 +116,9 @@ class SyncSeen:
 
 def newest_plan(store: ObjectStore) -> SyncPlan | None:
     """Read the newest plan of the sync; None: there is none."""
-    for stat in reversed(store.list("plans/sync/")):
+    for key in reversed(plan_keys(store)):
         try:
-            return SyncPlan.from_json(store.get(stat.key))
+            return SyncPlan.from_json(store.get(key))
         except NotFoundError:
             continue  # it is old, and was removed since
     return None
@@ -171,13 +171,13 @@ def waiting_rows(store: ObjectStore, table: TableSchema) -> WaitingRows:
     :raises StepError: a file of them is damaged
     """
     batches = []
-    for stat in store.list(f"{LATE_ROWS}{table.table_id}/"):
+    for key in late_files(store, table.table_id):
         try:
-            batches.append(decode_rows(store.get(stat.key)))
+            batches.append(decode_rows(store.get(key)))
         except NotFoundError:
             continue  # its rows are published
         except (ChecksumError, pa.ArrowException, OSError) as error:  # OSError: Arrow's error for damaged lz4
-            raise StepError(f"{store.uri(stat.key)} has rows that wait, and cannot be read: {error}") from error
+            raise StepError(f"{store.uri(key)} has rows that wait, and cannot be read: {error}") from error
     return WaitingRows.of(batches, table)
 
 
