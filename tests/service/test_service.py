@@ -30,7 +30,10 @@ LOOPS = {
     "commitlog_archive/default",
     "alarms/alarms",
 }
-SYNC = "commitlog_sync, out_of_sequence, replica_merge, schema_updater, archive_reprocess, alarms, commitlog_archive"
+SYNC = (
+    "commitlog_sync, out_of_sequence, replica_merge, schema_updater, archive_reprocess, alarms, replica_verify, "
+    "commitlog_archive"
+)
 
 
 @pytest.fixture(scope="module")

@@ -36,6 +36,9 @@ class SlowBroker:
         self.takes = threading.Semaphore(0)
         self._sent = 0
 
+    def topic_of(self, topic: str) -> str:
+        return topic
+
     def check_answers(self, stop: Callable[[], bool]) -> None:
         """It answers."""
 

@@ -83,6 +83,7 @@ class Examined:
         self.monkeypatch.setattr(checksums, "read_split", scan)
         self.monkeypatch.setattr(looks, "read_rows", lookup)
         self.monkeypatch.setattr(looks, "scan_session", lambda *_: None)
+        self.monkeypatch.setattr(looks, "at_permitted", lambda _session, _table, level, _hosts, ask: ask(level))
         splits = [
             Split((ReplicaRange(TokenRange(start, end), ("10.0.0.1",)),))
             for start, end in zip(self.edges, self.edges[1:], strict=False)

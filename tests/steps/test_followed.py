@@ -154,7 +154,7 @@ def test_it_is_followed_until_kafka_has_all_of_it(world: World, there: tuple[str
     for _ in range(5):
         status = cycle(closer)
     assert world.feed.watched == {TOPIC}
-    left = list(kafka_left(world.store, seen(world, closer, status), {}))
+    left = list(kafka_left(world.store, str, seen(world, closer, status), {}))
     assert [one.reason for one in left] == [f"Kafka lacks 1 folders of {TOPIC}"]
     assert list(status["tables"]) == ["shop.t"]
     world.feed.relay()

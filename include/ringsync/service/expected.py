@@ -28,7 +28,10 @@ LOG_STAGE = "scylla_log_stage/log"
 """Name of the status of the loop that reads Scylla's CDC logs."""
 
 _LOOPS = (CLOSE, "out_of_sequence/queue", SCHEMA)
-_LASTING_DAGS = (ALARMS_DAG, "replica_verify")
+VERIFY_DAG = "replica_verify"
+"""The DAG that proves replicas."""
+
+_LASTING_DAGS = (ALARMS_DAG, VERIFY_DAG)
 _COMMIT_LOG_DAGS = ("commitlog_sync", "out_of_sequence", "replica_merge", "schema_updater", "archive_reprocess")
 _CDC_LOG_DAGS = ("scylla_sync", "out_of_sequence", "replica_merge", "schema_updater")
 
