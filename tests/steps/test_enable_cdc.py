@@ -27,6 +27,7 @@ from ringsync.steps.bootstrap.enable_cdc import disable_cdc, enable_cdc
 from ringsync.storage.local import LocalStore
 from ringsync.wiring import store_of
 from servers.cassandra import CassandraNode, NodeSettings
+from servers.cluster import begin_segments
 from tests.chaos.bootstraps import change_conf, prepare, write_conf
 
 pytestmark = pytest.mark.server
