@@ -14,7 +14,18 @@ import pytest
 
 from ringsync.formats.sstable.names import Descriptor
 from ringsync.ledger import snapshots
-from ringsync.ledger.snapshots import COPIES, FOLDER, StoredSSTable, bootstraps_with_snapshots, remove_snapshots
+from ringsync.ledger.snapshots import (
+    COPIES,
+    FOLDER,
+    NodeSnapshot,
+    StoredSSTable,
+    bootstraps_with_snapshots,
+    copied,
+    put_failure,
+    put_manifest,
+    remove_snapshots,
+    void_snapshot,
+)
 from ringsync.steps.archive.upload_pace import UploadPace
 from ringsync.steps.bootstrap import snapshot as sstable_snapshot
 from ringsync.steps.bootstrap.space import Space
@@ -135,6 +146,33 @@ def test_what_is_there_is_neither_read_nor_copied_again(this: Any, tmp_path: Pat
     assert this.store.calls["put"] == before + 2
     contents = {stat.key.rpartition("/")[0][-6:]: this.store.get(stat.key) for stat in this.store.list(COPIES)}
     assert contents == {"ata.db": b"x" * PIECE, "ics.db": b"y" * 10}
+
+
+def test_a_damaged_copy_stays_for_its_readers_and_is_copied_again(this: Any, tmp_path: Path) -> None:
+    """A piece may be damaged whose size, and whose checksum as the store tells it, are right."""
+    store, sstables = this.store, [sstable(tmp_path, "t"), sstable(tmp_path, "u")]
+    sstable_snapshot._copy(this, BOOTSTRAP, HOST, sstables, WANTED)
+    there = [copied(BOOTSTRAP, HOST.id, one, PIECE) for one in sstables]
+    put_manifest(store, BOOTSTRAP, NodeSnapshot(HOST.id, store.url, 1, tuple(there)))
+    file = there[0].descriptor.path("Data.db")
+    key = snapshots.piece_key(file, PIECE)
+    store.put(key, b"?" * PIECE)
+    keys = [stat.key for stat in store.list(COPIES)]
+    void_snapshot(store, BOOTSTRAP, HOST.id, f"the snapshot of a node is damaged: {file}, 1,000 bytes at 1,000")
+    assert [stat.key for stat in store.list(COPIES)] == keys
+
+    def stop() -> None:
+        if len(store.list(COPIES)) > len(keys) - PIECES:
+            raise OSError("cut off")
+
+    before = store.calls["put"]
+    with pytest.raises(OSError, match="cut off"):
+        sstable_snapshot._copy(this, BOOTSTRAP, HOST, sstables, SimpleNamespace(check=stop, sleep=time.sleep))
+    put_failure(store, BOOTSTRAP, HOST.id, "cut off")
+    sstable_snapshot._copy(this, BOOTSTRAP, HOST, sstables, WANTED)
+    assert [stat.key for stat in store.list(COPIES)] == keys
+    assert store.get(key) == b"x" * PIECE
+    assert store.calls["put"] <= before + PIECES + 2  # a failure's note, and the small file
 
 
 def test_copies_are_removed_many_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

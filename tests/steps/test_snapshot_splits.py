@@ -17,12 +17,16 @@ from ringsync.formats.sstable.names import DATA, Descriptor
 from ringsync.formats.sstable.source import LocalSource
 from ringsync.formats.sstable.sstables import SSTable
 from ringsync.ledger.snapshots import (
+    COPIES,
+    PIECE_BYTES,
     NodeSnapshot,
     SnapshotsOf,
     StoredSSTable,
+    copied,
     get_failure,
     get_manifest,
     keep_snapshots_of,
+    piece_key,
     put_manifest,
     put_partitions,
 )
@@ -78,10 +82,10 @@ def store(tmp_path: Path) -> LocalStore:
     return store
 
 
-def put(store: LocalStore, folder: Path, keys: list[bytes]) -> None:
-    """Put the snapshot of a node: two SSTables with all of some partitions."""
+def put(store: LocalStore, folder: Path, keys: list[bytes], *, copy: bool = False) -> None:
+    """Put the snapshot of a node: two SSTables with all of some partitions; or copies of them."""
     folder.mkdir(exist_ok=True)
-    stored = []
+    stored, copies = [], []
     for number in (1, 2):
         rows = {key: [row(b"\0" + sized(b"c"), [sized(b"x" * 2000)], number)] for key in keys}
         stats = statistics("Int32Type", ["UTF8Type"], [("v", "UTF8Type")])
@@ -89,7 +93,11 @@ def put(store: LocalStore, folder: Path, keys: list[bytes]) -> None:
         for component, content in made.files.items():
             Path(made.descriptor.path(component)).write_bytes(content)
         stored.append(StoredSSTable(made.descriptor, {name: len(some) for name, some in made.files.items()}))
-    snapshot = NodeSnapshot(folder.name, "", 1, tuple(stored))
+        descriptor = replace(made.descriptor, keyspace=TABLE.keyspace, table=TABLE.name, table_id=TABLE_ID)
+        copies.append(copied(BOOTSTRAP, folder.name, replace(stored[-1], descriptor=descriptor), PIECE_BYTES))
+        for component, content in made.files.items() if copy else ():
+            store.put(piece_key(copies[-1].descriptor.path(component), 0), content)
+    snapshot = NodeSnapshot(folder.name, store.url if copy else "", 1, tuple(copies if copy else stored))
     held = held_by(RING, WHOLE, {folder.name})[folder.name]
     node = Node(HOSTS[0], (), 1.0, ())
     put_partitions(store, BOOTSTRAP, snapshot, read_outlines(node, TABLE, stored, held, lambda _: None))
@@ -261,6 +269,24 @@ def test_damage_costs_the_snapshot_of_its_node(store: LocalStore) -> None:
     commits = [*first.commits, *second.commits, *third.commits]
     assert union(tokens for tokens, _, _ in commits) == WHOLE
     assert sum(rows for _, _, rows in commits) == KEYS
+
+
+def test_a_damaged_copy_costs_the_ranges_of_its_damage_only(store: LocalStore, tmp_path: Path) -> None:
+    """All other tasks of the wave still read its other parts: scan.max_failed_ranges allows some unread ranges only."""
+    store.delete(f"snapshots/{BOOTSTRAP}/{HOSTS[0].id}.json")
+    put(store, tmp_path / HOSTS[0].id, [int32(key) for key in range(KEYS)], copy=True)
+    tasks = cut(store, WHOLE, 20)
+    key = next(stat.key for stat in store.list(COPIES) if DATA in stat.key)
+    content = bytearray(store.get(key))
+    content[len(content) // 10] ^= 1
+    store.put(key, bytes(content))
+    first = scanned(store, tasks)
+    assert 1 <= len(first.unread) <= 2
+    assert get_manifest(store, BOOTSTRAP, HOSTS[0].id) is None
+    left = subtract(WHOLE, [tokens for tokens, _, _ in first.commits])
+    second = scanned(store, cut(store, left))
+    assert not second.unread
+    assert sum(rows for _, _, rows in [*first.commits, *second.commits]) == KEYS
 
 
 def test_the_driver_reads_no_file_of_an_sstable(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:

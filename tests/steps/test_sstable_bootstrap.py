@@ -429,7 +429,6 @@ def _is_node(path: Path, world: World) -> bool:
 
 
 def test_damage_costs_the_snapshot_of_its_node_and_the_rest_is_kept(world: World, troubled: str) -> None:
-    change_conf(world.conf, scan={"max_failed_ranges": 100})
     bootstrap = prepare(world.conf, troubled, "damaged", splits=8)
     world.step("sstable_snapshot", troubled, "damaged")
     key = max((stat for stat in world.store.list(FOLDER) if "-Data.db/" in stat.key), key=lambda stat: stat.size).key

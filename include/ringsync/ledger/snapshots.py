@@ -24,7 +24,7 @@ import json
 import re
 import time
 from calendar import timegm
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -231,18 +231,30 @@ def get_partitions(store: ObjectStore, bootstrap: str, snapshot: NodeSnapshot) -
         raise SnapshotRecordError(f"{store.uri(key)} cannot be read ({error}): {remedy}") from error
 
 
-def void_snapshot(store: ObjectStore, bootstrap: str, host: str, damaged: StoredSSTable, reason: str) -> None:
+def void_snapshot(store: ObjectStore, bootstrap: str, host: str, reason: str) -> None:
     """Note that a node's snapshot is damaged: it has none from now on, and the next run takes it again.
 
-    :param damaged: SSTable that cannot be read; of a copy nothing is left, so that it is copied again
+    Its files stay: other tasks are still reading what is not damaged.
+
+    :param reason: it names the damaged file, which is copied again (:func:`remove_damaged`)
     """
     if get_manifest(store, bootstrap, host) is None:
         return  # another task has noted it, and its reason stays
     put_failure(store, bootstrap, host, reason)
     remove_manifest(store, bootstrap, host)
-    if damaged.piece_bytes:
-        for stat in store.list(damaged.descriptor.path("")):
-            store.delete(stat.key)
+
+
+def remove_damaged(store: ObjectStore, bootstrap: str, host: str, copies: Iterable[StoredSSTable]) -> None:
+    """Remove the copy of an SSTable for whose damage a node has no snapshot. The rest may be used again.
+
+    :param copies: the SSTables of the node, as :func:`copied` names them
+    :raises SnapshotRecordError: the reason why the node has no snapshot cannot be read
+    """
+    reason = get_failure(store, bootstrap, host) or ""
+    for sstable in copies:
+        if (path := sstable.descriptor.path("")) in reason:
+            for stat in store.list(path):
+                store.delete(stat.key)
 
 
 def remove_manifest(store: ObjectStore, bootstrap: str, host: str) -> None:

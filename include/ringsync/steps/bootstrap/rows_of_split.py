@@ -167,7 +167,7 @@ class SnapshotRows:
         for host, sstable in self.sstables:
             if file.startswith(sstable.descriptor.path("")):
                 reason = f"the snapshot of node {host} is damaged: {reason}"
-                void_snapshot(store, self.bootstrap, host, sstable, reason)
+                void_snapshot(store, self.bootstrap, host, reason)
 
 
 def _permitted(parts: Iterator[MergedPart], permits: Permits) -> Iterator[MergedPart]:

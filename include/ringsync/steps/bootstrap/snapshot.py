@@ -45,6 +45,7 @@ from ringsync.ledger.snapshots import (
     put_manifest,
     put_partitions,
     put_piece,
+    remove_damaged,
     remove_manifest,
     say_begun,
 )
@@ -313,7 +314,8 @@ def _clear(this: Run, node: Node, keyspace: str, bootstrap: str) -> None:
 
 
 def _copy(this: Run, bootstrap: str, host: Host, sstables: Sequence[StoredSSTable], wanted: Wanted) -> None:
-    """Copy the files of a snapshot to the object store, several pieces at once. What is there is not copied again.
+    """Copy the files of a snapshot to the object store, several pieces at once. What is there is not copied again,
+    unless a scan has found it damaged.
 
     Pieces of large files are not even read for that. A snapshot that is taken again may have another Statistics.db, or,
     if Cassandra has used a number twice, another SSTable of the same name: the small files tell, and then the checksums
@@ -322,11 +324,12 @@ def _copy(this: Run, bootstrap: str, host: Host, sstables: Sequence[StoredSSTabl
     :raises StepError: a local store has too little space
     :raises NotWantedError: the bootstrap was cancelled meanwhile
     """
+    targets = [copied(bootstrap, host.id, sstable, PIECE_BYTES) for sstable in sstables]
+    remove_damaged(this.store, bootstrap, host.id, targets)
     there = {stat.key: stat.size for stat in copies_of(this.store, bootstrap, host.id)}
     parts = [
         (Path(sstable.descriptor.path(name)), key, position, part)
-        for sstable in sstables
-        for target in [copied(bootstrap, host.id, sstable, PIECE_BYTES)]
+        for sstable, target in zip(sstables, targets, strict=True)
         for name, size in sstable.files.items()
         for position, part in pieces(size, PIECE_BYTES)
         for key in [piece_key(target.descriptor.path(name), position)]
