@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from ringsync.changes.schema import PARTITION_DELETION, ROW
@@ -20,11 +22,12 @@ from ringsync.ledger.staging import STAGED_ROWS
 from ringsync.replica.compare import compare_rows
 from ringsync.replica.lookup import images_between, previous_images
 from ringsync.replica.suspects import Judged, Round, WaitingRows, judge_suspects, suspects
+from ringsync.ring.tokens import MAX_TOKEN
 from ringsync.schema.table import Column, TableSchema
 from ringsync.sources.lookup.keys import row_keys
 from ringsync.steps.replica.kept import folder_of, get_suspects, put_suspects, tidy
 from ringsync.storage.local import LocalStore
-from tests.replica.bases import state_of, write_base, write_pass
+from tests.replica.bases import replica_uri, state_of, write_base, write_pass
 
 INT = Native("int")
 TABLE = TableSchema(
@@ -61,7 +64,7 @@ class Case:
     """A replica in a folder, and the rows of its source."""
 
     def __init__(self, folder: Path, replica: list[Any]) -> None:
-        self.folder, self.passes = folder, 0
+        self.folder, self.passes, self.tokens = folder, 0, (-1, 10**6)
         write_base(folder, TABLE, pa.Table.from_batches([batch(sorted(replica, key=lambda row: row["token"]))]))
 
     def take(self, *rows: Any) -> None:
@@ -71,7 +74,7 @@ class Case:
 
     def first(self, source: list[Any]) -> tuple[int, pa.RecordBatch]:
         """Compare all rows: the number of equal ones, and the suspects, by way of their files."""
-        ours = shown_rows(images_between(state_of(self.folder, TABLE), TABLE, -1, 10**6), TABLE, NOW)
+        ours = shown_rows(images_between(state_of(self.folder, TABLE), TABLE, *self.tokens), TABLE, NOW)
         equal, found = compare_rows([selected_rows(batch(source), TABLE, NOW)], ours, TABLE)
         store = LocalStore(self.folder)
         (key,) = put_suspects(store, "verify/r/", suspects(found, NOW))
@@ -132,6 +135,26 @@ def test_a_row_that_the_source_does_not_have_is_looked_at_twice(tmp_path: Path) 
     case.take(dead(2, 9))
     second = case.look(first.left, [image(3)])
     assert second.outcomes == Counter(equal=2, extra=1)
+
+
+@pytest.mark.parametrize("row", [{"id": 7, "c": 1, "v": 5}, {"id": 2, "c": 1, "v": 1}])
+def test_a_row_without_a_token_is_extra(tmp_path: Path, row: dict[str, Any]) -> None:
+    """Somebody has inserted it with the table's own columns alone: it belongs to the range that ends the ring."""
+    case = Case(tmp_path, [image(1), image(2)])
+    base = Path(replica_uri(tmp_path, TABLE)) / "base"
+    pq.write_table(pa.Table.from_pylist([row], row_image_schema(TABLE)), base / "theirs.parquet")
+    add = {"path": "theirs.parquet", "partitionValues": {}, "size": (base / "theirs.parquet").stat().st_size}
+    actions = [{"commitInfo": {"operation": "WRITE"}}, {"add": {**add, "modificationTime": 1, "dataChange": True}}]
+    (base / f"_delta_log/{1:020}.json").write_text("\n".join(map(json.dumps, actions)))
+    source = [image(1), image(2)]
+    case.tokens = (20, MAX_TOKEN)
+    equal, found = case.first([])
+    assert (equal, len(found)) == (0, 1)
+    first = case.look(found, source)
+    assert (first.outcomes, first.left is not None) == (Counter(), True)
+    assert first.left is not None
+    second = case.look(first.left, source)
+    assert (second.outcomes, second.tokens) == (Counter(extra=1), {MAX_TOKEN})
 
 
 def test_static_cells_without_a_row(tmp_path: Path) -> None:

@@ -229,8 +229,9 @@ def test_an_unknown_liveness_is_older_than_the_end_of_the_last_repairs_reading(
 
 def test_token_condition_takes_the_ends_of_the_ring(spark: SparkSession) -> None:
     ring = token_condition([(-(2**63), 2**63 - 1)])
-    tokens = spark.createDataFrame([(-(2**63),), (-(2**63) + 1,), (2**63 - 1,)], "token bigint")
-    assert tokens.where(ring).count() == 2
+    tokens = spark.createDataFrame([(-(2**63),), (-(2**63) + 1,), (2**63 - 1,), (None,)], "token bigint")
+    assert tokens.where(ring).count() == 3, "the last range has rows without a token, too"
+    assert tokens.where(token_condition([(0, 2**63 - 2)])).count() == 0
     many = token_condition([(2 * i, 2 * i + 1) for i in range(500)])
     assert spark.range(10_000).selectExpr("id AS token").where(many).count() == 500
     assert token_condition([(5, 7), (0, 5), (1, 3), (9, 10)]) == token_condition([(0, 7), (9, 10)])

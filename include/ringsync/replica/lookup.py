@@ -21,10 +21,13 @@ from ringsync.images.schema import row_image_schema
 from ringsync.images.to_changes import has_clustering
 from ringsync.replica.base import check_same_schema, own_properties
 from ringsync.replica.changes import VERSION, ReplicaState, changes_schema, delta_path
+from ringsync.ring.tokens import MAX_TOKEN
 from ringsync.schema.table import TableSchema
 
 TOKENS_AT_ONCE = 20_000
 """Most tokens written out in one query. A list of 100,000 overflows the stack of delta-rs's parser."""
+
+_TOKEN = f"coalesce(b.token, {MAX_TOKEN})"
 
 SESSION = {
     "datafusion.execution.parquet.pushdown_filters": "true",
@@ -95,13 +98,14 @@ def previous_images(
 def images_between(state: ReplicaState, table: TableSchema, start: int, end: int) -> Iterator[pa.RecordBatch]:
     """Read the newest images of all rows of a token range, each row once.
 
+    Rows without a token, which only others write, are read with the ring's last token: so the last range has them.
     The range's images in the changes table must fit into memory; those in the base need not.
 
     :param start: token, excluded
     :param end: token, included; not less than ``start``
     """
     # The least token is no SQL literal: the parser would negate a number that is too large.
-    where = f"WHERE b.token > CAST('{start}' AS BIGINT) AND b.token <= CAST('{end}' AS BIGINT)"
+    where = f"WHERE b.token > CAST('{start}' AS BIGINT) AND b.token <= CAST('{end}' AS BIGINT){_or_null(end)}"
     newest = _newest([] if state.changes_version < 0 else _query(_changes(state), changes_schema(table), where), table)
     yield newest.drop_columns([VERSION])
     superseded = key_digests(newest, table)
@@ -196,8 +200,13 @@ def _read(table: Any, schema: pa.Schema, tokens: Integers) -> Iterator[pa.Record
     for first in range(0, len(tokens), TOKENS_AT_ONCE):
         some = tokens[first : first + TOKENS_AT_ONCE].tolist()
         joined = f"LEFT SEMI JOIN (VALUES {', '.join(f'({token})' for token in some)}) AS asked(token)"
-        between = f"b.token BETWEEN {some[0]} AND {some[-1]}"
-        yield from _query(table, schema, f"{joined} ON b.token = asked.token WHERE {between}")
+        between = f"b.token BETWEEN {some[0]} AND {some[-1]}{_or_null(some[-1])}"
+        token = _TOKEN if some[-1] == MAX_TOKEN else "b.token"
+        yield from _query(table, schema, f"{joined} ON {token} = asked.token WHERE {between}")
+
+
+def _or_null(last: int) -> str:
+    return " OR b.token IS NULL" if last == MAX_TOKEN else ""
 
 
 def _query(table: Any, schema: pa.Schema, rest: str) -> Iterator[pa.RecordBatch]:
@@ -208,7 +217,7 @@ def _query(table: Any, schema: pa.Schema, rest: str) -> Iterator[pa.RecordBatch]
     """
     from deltalake import QueryBuilder
 
-    columns = ", ".join('b."' + name.replace('"', '""') + '"' for name in schema.names)
+    columns = ", ".join([f"{_TOKEN} AS token", *('b."' + name.replace('"', '""') + '"' for name in schema.names[1:])])
     for batch in QueryBuilder(SESSION).register("images", table).execute(f"SELECT {columns} FROM images b {rest}"):
         yield pa.record_batch(batch).cast(schema)
 

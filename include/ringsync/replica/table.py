@@ -32,6 +32,7 @@ from ringsync.replica.base import (
 from ringsync.replica.changes import REPAIR, VERSION, ReplicaState
 from ringsync.replica.errors import ReplicaMismatchError
 from ringsync.replica.features import columns_differ
+from ringsync.ring.tokens import MAX_TOKEN
 from ringsync.schema.table import TableSchema
 
 CONFLICTS = (
@@ -245,6 +246,8 @@ def _properties(spark: SparkSession, uri: str) -> dict[str, str]:
 def token_condition(ranges: Sequence[tuple[int, int]]) -> str:
     """Write the SQL condition that ``token`` lies in one of these ranges (start excluded, end included).
 
+    The range that ends the ring has the rows without a token, too, as :func:`ringsync.replica.lookup.images_between`.
+
     :raises ValueError: there is no range, or a range wraps
     """
     if not ranges or any(start >= end for start, end in ranges):
@@ -254,4 +257,5 @@ def token_condition(ranges: Sequence[tuple[int, int]]) -> str:
         if joined and start <= joined[-1][1]:
             start, end = joined[-1][0], max(end, joined.pop()[1])
         joined.append((start, end))
-    return " OR ".join(f"(token > {start}L AND token <= {end}L)" for start, end in joined)
+    conditions = [f"(token > {start}L AND token <= {end}L)" for start, end in joined]
+    return " OR ".join([*conditions, *(["token IS NULL"] if joined[-1][1] == MAX_TOKEN else [])])

@@ -18,7 +18,7 @@ from ringsync.config import Config
 from ringsync.images.differences import Difference
 from ringsync.images.judgement import OUTCOMES
 from ringsync.ring.ranks import RankedRing, ranked
-from ringsync.ring.tokens import WHOLE_RING
+from ringsync.ring.tokens import MAX_TOKEN, WHOLE_RING
 from ringsync.sources.scan.plan import ScanPlan, within
 from ringsync.steps.application import Application, StepError, TaskFailedError, spark_is_gone
 from ringsync.steps.replica.caught_up import longest_sync_period_ms, newest_plan
@@ -146,6 +146,8 @@ class Examine:
         return looks
 
     def _compared_by_spark(self, spark: Any, sides: Sides, ranges: Ranges) -> FirstLook:
+        from pyspark.sql.functions import coalesce, lit
+
         from ringsync.replica.base import replica_folder
         from ringsync.replica.compare import compare_in_spark
         from ringsync.replica.session import limit_batches
@@ -153,13 +155,18 @@ class Examine:
         from ringsync.replica.view import as_selected, live
 
         plan, seen, table = sides.plan, sides.seen, sides.plan.table
+        with_token = {"token": coalesce("token", lit(MAX_TOKEN))}  # as in images_between
         replica = ReplicaTable(self._application.store.uri(replica_folder(table.keyspace, table.name)), table)
         limit_batches(spark, seen.base_rows + seen.changed_rows, seen.base_bytes + seen.changed_bytes)
         return FirstLook(
             *compare_in_spark(
                 as_selected(self.source_images(plan, ranges, plan.consistency_level), table, plan.now),
                 # The condition comes first: otherwise all rows would go through the functions in Python.
-                live(replica.images_at(spark, seen).where(token_condition(ranges)), table, plan.now),
+                live(
+                    replica.images_at(spark, seen).where(token_condition(ranges)).withColumns(with_token),
+                    table,
+                    plan.now,
+                ),
                 table,
                 Keep(self._application.config, self._folder, plan.now),
             )
