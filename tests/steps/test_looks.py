@@ -26,6 +26,7 @@ from ringsync.steps.replica.caught_up import CatchUp, SyncSeen, why_behind
 from ringsync.steps.replica.looks import UNSETTLED, Found, Suspected, TableLook, judge_all
 from ringsync.steps.sync_plan import SyncPlan
 from ringsync.storage.local import LocalStore
+from ringsync.storage.port import UnavailableError
 
 ID = "3" * 32
 TABLE = TableSchema("shop", "orders", ID, (Column("id", "partition_key", Native("int")),))
@@ -116,6 +117,25 @@ def test_nobody_waits_for_a_sync_that_is_stopped_or_does_not_follow(tmp_path: Pa
     done = Found(Counter(different=3))
     table, asked = looked(tmp_path, lambda look, number: done, has_all_at_s=10**6, is_followed=False)
     assert (asked, table.copy is None) == ([(0.0, True)], False)
+
+
+@pytest.mark.parametrize("for_ever", [False, True])
+def test_an_answer_of_the_store_that_breaks_off_ends_nothing(tmp_path: Path, for_ever: bool) -> None:
+    look, answers = SyncSeen.look, [True, False]
+
+    def broken(*given: Any) -> SyncSeen:
+        if for_ever or answers.pop() if answers else False:
+            raise UnavailableError("it broke off")
+        return look(*given)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SyncSeen, "look", broken)
+        done = Found(Counter(equal=3))
+        table, asked = looked(tmp_path, lambda look, number: left() if number < 2 else done, has_all_at_s=50)
+    if for_ever:
+        assert (asked, str(table.failure)) == ([], "it broke off")
+    else:
+        assert (len(asked), table.failure, table.found.outcomes["equal"]) == (2, None, 3)
 
 
 HOST = Host("h1", "10.0.0.1", 9042, "dc1", "r1", (0,))

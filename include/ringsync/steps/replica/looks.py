@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -34,6 +35,7 @@ from ringsync.steps.replica.caught_up import CLOCKS_MS, CatchUp, SyncSeen, why_b
 from ringsync.steps.replica.checksums import Sides
 from ringsync.steps.replica.kept import get_suspects, put_suspects
 from ringsync.steps.tables import at_once, halved
+from ringsync.storage.port import StorageError
 from ringsync.wiring import cluster_limits, cluster_settings, store_of
 
 ROUNDS = 3
@@ -270,7 +272,8 @@ class Looker:
             for one in result:
                 table.found.add(one)
             for key in before[number]:
-                store.delete(key)
+                with suppress(StorageError):  # the run removes its whole folder at its end
+                    store.delete(key)
 
 
 def judge_all(
@@ -309,10 +312,13 @@ def _round(
 
     :param waiting: numbers of the tables; emptied
     """
-    config, store = looker.application.config, looker.application.store
-    end_s, pause_s, next_s = clock() + config.verify.wait_s, POLL_S, 0.0
+    end_s, pause_s, next_s = clock() + looker.application.config.verify.wait_s, POLL_S, 0.0
     while waiting:
-        seen = SyncSeen.look(store, config, int(clock() * 1000))
+        seen = _sync_seen(looker, clock, sleep, end_s)
+        if isinstance(seen, Exception):
+            for number in waiting:
+                tables[number].failure = seen
+            return
         is_over, is_due = seen.is_stopped or clock() >= end_s, clock() >= next_s
         looks: dict[int, TableLook] = {}
         reasons: dict[int, str] = {}
@@ -339,3 +345,16 @@ def _round(
             next_s = clock() + pause_s
         if waiting:
             sleep(POLL_S)
+
+
+def _sync_seen(
+    looker: Looker, clock: Callable[[], float], sleep: Callable[[float], None], end_s: float
+) -> SyncSeen | Exception:
+    """Look at the sync, again if the store breaks off; after ``end_s`` return why it cannot be looked at."""
+    while True:
+        try:
+            return SyncSeen.look(looker.application.store, looker.application.config, int(clock() * 1000))
+        except Exception as error:
+            if clock() >= end_s:
+                return error
+        sleep(POLL_S)
