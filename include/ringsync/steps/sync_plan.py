@@ -24,6 +24,7 @@ from ringsync.ring.ring import Host, Replication, RingError, RingSnapshot
 from ringsync.schema.table import TableSchema, UnreadableTable
 from ringsync.steps.holes import note_holes
 from ringsync.steps.stage.claims import is_claimed, known_nodes
+from ringsync.storage.clock import store_ms
 from ringsync.storage.port import AlreadyExistsError, ChecksumError, NotFoundError, ObjectStore, list_named
 from ringsync.streams.files import data_topic
 
@@ -158,10 +159,11 @@ def interval_at(moment_ms: int, length_ms: int) -> Bucket:
 def plan_of(
     store: ObjectStore, config: Config, session: Any, interval: Bucket, before: SyncPlan | None = None
 ) -> SyncPlan:
-    """Read the plan of an interval, or make it now.
+    """Read the plan of an interval, or make it now. There is none of the future by the store's clock: a worker whose
+    clock is ahead gets the present plan.
 
-    :param before: an earlier plan, from which the versions of unchanged tables are taken. It stays the plan while the
-        schema changes all the time, so that the sync goes on meanwhile: ask again soon
+    :param before: an earlier plan, from which the versions of unchanged tables are taken. It stays the plan, of this
+        interval, while the schema changes all the time, so that the sync goes on meanwhile
     :raises ClusterError: the cluster does not answer
     :raises ChangingSchemaError: the schema changes all the time, and there is no plan before
     """
@@ -169,18 +171,25 @@ def plan_of(
     try:
         return SyncPlan.from_json(store.get(key))
     except NotFoundError:
+        present = interval_at(store_ms(store, interval.start), interval.length)
+        if present.start < interval.start:
+            return plan_of(store, config, session, present, before)
         try:
             made = make_plan(store, config, session, interval, before)
         except ChangingSchemaError:
             if before is None:
                 raise
-            return before
+            return replace(before, interval=interval)
     try:
         store.put(key, made.to_json().encode(), if_absent=True)
     except AlreadyExistsError:
         return SyncPlan.from_json(store.get(key))
-    for old in plan_keys(store)[:-KEPT_PLANS]:
-        store.delete(old)
+    # Another process may have made the next plan meanwhile. Later ones are of a time when the store's clock was ahead.
+    last = _key(Bucket(present.end, present.length))
+    keys = plan_keys(store)
+    kept = [key for key in keys if key <= last][-KEPT_PLANS:]
+    for key in set(keys).difference(kept):
+        store.delete(key)
     return made
 
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ringsync.ledger.staging import put_closed_until
+from ringsync.storage.clock import store_ms
 from ringsync.storage.port import ObjectStore
-
-_CLOCK = "control/clock.json"
-"""Object that is written to learn what time it is by the store's clock."""
 
 
 def close_until(store: ObjectStore, known_ms: int, wanted_ms: int, latest: Callable[[int], int], now_ms: int) -> int:
@@ -25,9 +23,7 @@ def close_until(store: ObjectStore, known_ms: int, wanted_ms: int, latest: Calla
     """
     if wanted_ms <= known_ms <= latest(now_ms):
         return known_ms
-    store.say(_CLOCK, b"{}")
-    written = store.stat(_CLOCK)
-    last_ms = latest((written and written.written_ms) or now_ms)
+    last_ms = latest(store_ms(store, now_ms))
     until_ms = max(known_ms if known_ms <= last_ms else 0, min(wanted_ms, last_ms))
     if until_ms != known_ms:
         put_closed_until(store, until_ms)

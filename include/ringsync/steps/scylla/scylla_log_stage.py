@@ -167,9 +167,9 @@ class LogStager:
 
     def cycle(self) -> None:
         """Stage what is new."""
-        newest = interval_at(_now_ms(), self._config.commitlog_processor_window_interval_ms)
-        if self._plan is None or self._plan.interval != newest:
-            self._plan = plan_of(self._store, self._config, self._session, newest, self._plan)
+        interval = interval_at(_now_ms(), self._config.commitlog_processor_window_interval_ms)
+        if self._plan is None or self._plan.interval != interval:
+            self._plan = plan_of(self._store, self._config, self._session, interval, self._plan)
         elif _now_ms() < self._rests_until_ms:
             return
         try:
@@ -204,7 +204,7 @@ class LogStager:
         most = self._config.scylla.queries_per_s * CYCLE_S
         due = affordable([one for one in planned if one.is_due], most, self._number)
         if due or ended or seen:
-            results = self._run(read, [work for one in due for work in one.works], newest)
+            results = self._run(read, [work for one in due for work in one.works], self._plan.interval)
             altered = self._followed.have_changed(read) if results else set()
             self._commit([*due, *ended], results, now_ms, seen, altered)
         for table_id, position in self._positions.items():

@@ -179,15 +179,15 @@ class Stager:
         return {**planned, **self._captured(log)}
 
     def _windows(self) -> Windows:
-        newest = interval_at(_now_ms(), self._config.commitlog_processor_window_interval_ms)
-        if self._plan is None or self._plan.interval != newest:
-            plan = plan_of(self._store, self._config, self._session, newest, self._plan)
+        interval = interval_at(_now_ms(), self._config.commitlog_processor_window_interval_ms)
+        if self._plan is None or self._plan.interval != interval:
+            plan = plan_of(self._store, self._config, self._session, interval, self._plan)
             self._versions |= {table.table_id: table.version for table in plan.tables}
             self._plan, self._rings = plan, {}
             self._former.take(plan)
             for node in self._logs.keys() - {host.id for host in (*plan.hosts, *self._former.hosts)}:
                 self._forget_log(node)
-        return Windows(newest, closed_until(self._store))
+        return Windows(self._plan.interval, closed_until(self._store))
 
     def _node_logs(self, now_ms: int) -> list[NodeLog]:
         """Return the nodes of this queue to read now.
