@@ -46,10 +46,10 @@ def told(nodes: DownNodes, now_ms: int) -> list[tuple[str, str]]:
 
 
 def test_a_node_that_is_down_past_its_hints_is_named_until_it_is_up(asked: list[str]) -> None:
-    nodes = DownNodes(None)
+    nodes = DownNodes(None, 0)
     for minute in range(150):
         if minute == 60:  # a new run goes on counting
-            nodes = DownNodes({"at_ms": 0, **nodes.status()})
+            nodes = DownNodes({"at_ms": 59 * 60_000, **nodes.status()}, 60 * 60_000)
         now_ms = minute * 60_000
         nodes.look(plan(now_ms, up=minute < 10), None, now_ms)
         found = told(nodes, now_ms)
@@ -63,16 +63,24 @@ def test_a_node_that_is_down_past_its_hints_is_named_until_it_is_up(asked: list[
 
 
 def test_scylla_is_not_asked(asked: list[str]) -> None:
-    nodes = DownNodes(None)
+    nodes = DownNodes(None, 0)
     nodes.look(plan(0, up=False, of_scylla=True), None, 0)
     assert asked == []
     assert nodes.status()["hint_window_ms"] == DEFAULT_HINT_WINDOW_MS
 
 
 def test_a_clock_that_was_ahead_does_not_count() -> None:
-    nodes = DownNodes({"down": {"b": {"endpoint": "b", "since_ms": 9 * HOUR_MS}}})
+    nodes = DownNodes({"at_ms": 9 * HOUR_MS, "down": {"b": {"endpoint": "b", "since_ms": 9 * HOUR_MS}}}, HOUR_MS)
     nodes.look(plan(HOUR_MS, up=False, of_scylla=True), None, HOUR_MS)
     assert nodes.status()["down"]["b"]["since_ms"] == HOUR_MS
+
+
+def test_what_was_before_a_stop_does_not_count() -> None:
+    """A node that was down two days ago, and restarts just now, was called down for two days."""
+    before = {"at_ms": HOUR_MS, "down": {"b": {"endpoint": "b", "since_ms": HOUR_MS}}}
+    nodes = DownNodes(before, 49 * HOUR_MS)
+    nodes.look(plan(49 * HOUR_MS, up=False, of_scylla=True), None, 49 * HOUR_MS)
+    assert told(nodes, 49 * HOUR_MS) == []
 
 
 @pytest.mark.parametrize(

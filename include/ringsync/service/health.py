@@ -61,10 +61,11 @@ def problems(
     :param expected: what has to run
     :param stopped: whether ``cdcservice stop`` was run, and ``start`` not since
     :param limits: how late something may be
-    :param damaged: why statuses of other loops cannot be read: they say nothing, but the loops are not silent
+    :param damaged: why statuses of other loops cannot be read: they say nothing. Loops that ``stop`` leaves on are
+        silent then, too: a dead archive is found within minutes, or cdc_raw fills
     """
-    lasting = [loop for loop in expected.lasting_loops if loop not in damaged]
-    loops = [loop for loop in expected.loops if loop not in damaged]
+    lasting = expected.lasting_loops
+    loops = [loop for loop in expected.loops if loop not in damaged or loop in lasting]
     told = [problem for loop, status in statuses.items() for problem in _of_loop(loop, status, limits, now_s)]
     told += starmap(_unreadable, damaged.items())
     if stopped:

@@ -135,7 +135,7 @@ class Closer:
         before = read_status(self._store, "bucket_close/close")
         lately = before is not None and age_s(before, time.time()) < STALE_AFTER_S
         self._unread_since_ms: Mapping[str, int] = before.get("unread_since_ms", {}) if before and lately else {}
-        self._down = DownNodes(before)
+        self._down = DownNodes(before, int(time.time() * 1000))
 
     def cycle(self) -> None:
         """Publish what is settled, each table in turn. Once the run's time is over, a cycle ends with the table that it

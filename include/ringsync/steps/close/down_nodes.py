@@ -7,17 +7,20 @@ from typing import Any
 
 from ringsync.cluster.cluster import DEFAULT_HINT_WINDOW_MS, HINT_WINDOW, hint_window_ms, read_settings
 from ringsync.status import Status
-from ringsync.steps.sync_plan import SyncPlan
+from ringsync.steps.sync_plan import FRESH_MS, SyncPlan
 
 
 class DownNodes:
     """The nodes that are down by the plans, also over several runs.
 
-    :param before: status of ``bucket_close`` by the run before; None: there is none
+    :param before: status of ``bucket_close`` by the run before; None: there is none. After a longer stop nobody knows
+        whether the nodes were up meanwhile, and it does not count
+    :param now_ms: present time, ms since the epoch
     """
 
-    def __init__(self, before: Status | None) -> None:
-        self._down: Mapping[str, Status] = before.get("down", {}) if before else {}
+    def __init__(self, before: Status | None, now_ms: int) -> None:
+        is_fresh = before is not None and now_ms - before["at_ms"] <= FRESH_MS
+        self._down: Mapping[str, Status] = before.get("down", {}) if before and is_fresh else {}
         self._window_ms = 0
 
     def look(self, plan: SyncPlan, session: Any, now_ms: int) -> None:
