@@ -114,6 +114,11 @@ def age_s(status: Status, now_s: float) -> float:
     return max(0.0, now_s - float(status["at_ms"]) / 1000)
 
 
+def cycle_ms(status: Status) -> float:
+    """Return when what a status says was so, ms since the epoch: while a cycle takes long, the last one is repeated."""
+    return float(status["busy"]["since_ms"] if "busy" in status else status["at_ms"])
+
+
 def forget(store: ObjectStore, key: str) -> None:
     """Remove the status of a loop that no longer exists, e.g. of a queue that the configuration no longer names."""
     store.delete(f"{_FOLDER}{key}.json")

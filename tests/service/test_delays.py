@@ -167,6 +167,19 @@ def test_between_two_runs_nobody_is_woken() -> None:
     assert raised_after(restarts, Kind.ARCHIVE_SILENT, 2000) == (None, None)
 
 
+def test_an_archive_that_is_slow_is_not_silent_and_one_that_hangs_is() -> None:
+    def busy(age_s: float) -> dict[str, Any]:
+        statuses = archive(BEGIN_MS)
+        statuses[f"{ARCHIVE}host-a"]["busy"] = {"since_ms": BEGIN_MS - age_s * 1000}
+        return statuses
+
+    kinds = (Kind.ARCHIVE_SILENT, Kind.LOOP_SILENT, Kind.LOOP_STUCK)
+    slow = [problem for kind in kinds for problem in told(busy(250), BEGIN_MS / 1000, kind)]
+    assert [problem for problem in slow if problem.where == f"{ARCHIVE}host-a"] == []
+    (stuck,) = told(busy(310), BEGIN_MS / 1000, Kind.ARCHIVE_SILENT)
+    assert stuck.text == f"{ARCHIVE}host-a: nothing has moved for 310 s, and its nodes write: cdc_raw may fill"
+
+
 def test_the_reprocessing_does_not_wait_behind_bootstraps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RINGSYNC_SPARK_POOL", "spark_jvms")
     import importlib

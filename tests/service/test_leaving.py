@@ -106,6 +106,7 @@ def test_no_bootstrap_may_switch_cdc_on_from_then_on(world: World) -> None:
         ),
         ({"nodes": {}}, "10.0.0.1:9042: its archive has not looked at it yet"),
         ({"nodes": {"h": {**WELL, "waiting": 3}}}, "3 finished segments are in /raw"),
+        ({"busy": {"since_ms": 0}}, "queue default: its archive has not looked yet"),
         ({}, ""),
     ],
 )

@@ -16,6 +16,7 @@ import pytest
 
 from ringsync.ledger.archive import READ, WAITING, archived
 from ringsync.ledger.gaps import get_unread
+from ringsync.status import read_status
 from ringsync.steps.application import Application, ExitCode
 from ringsync.steps.archive import commitlog_archive
 from ringsync.steps.archive.archive_reprocess import Reprocessor
@@ -298,6 +299,31 @@ def test_a_store_that_is_away_at_the_start_is_waited_for(
         assert (code, report["nodes"]["a"]["error"], report["segments"]) == (ExitCode.OK, None, 2)
     else:
         assert (code, [file.exists() for file in files]) == (ExitCode.COMPLETED_WITH_ERRORS, [True] * 6)
+
+
+def test_an_archive_whose_uploads_take_long_shows_that_it_lives(
+    raw: Path, store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It said nothing until its turn was over: a critical alarm, though it worked."""
+    fill(raw, 5)
+    settings, seen, put = config(poll_interval_ms=10), list[Any](), store.put
+    settings.sync.run_s = 0.1
+    monkeypatch.setattr(commitlog_archive, "_Cluster", lambda config: Nodes({"a": raw}))
+    monkeypatch.setattr(commitlog_archive, "ClearsAside", lambda *_: SimpleNamespace(clear=lambda: None))
+    monkeypatch.setattr("ringsync.steps.loop.SAY_EVERY_S", 0.01)
+
+    def slow(key: str, data: bytes, **given: Any) -> Any:
+        begun, end = time.time() * 1000, time.time() + (5 if key.startswith("cdc/") and not seen else 0)
+        while time.time() < end and not seen:
+            status = read_status(store, "commitlog_archive/default")
+            seen.extend([status] if status and status["at_ms"] > begun else [])
+        return put(key, data, **given)
+
+    monkeypatch.setattr(store, "put", slow)
+    given = (settings, store, None, "run", SimpleNamespace(queue="default"))
+    commitlog_archive.run(Application("commitlog_archive", "conf", *given))  # type: ignore[arg-type]
+    assert seen[0]["busy"]["since_ms"] <= seen[0]["at_ms"]
+    assert "busy" not in (read_status(store, "commitlog_archive/default") or {"busy": 0})
 
 
 def test_tidying_up_keeps_nobody_from_looking(raw: Path, store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:

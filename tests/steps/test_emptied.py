@@ -108,6 +108,13 @@ def test_a_loop_that_fails_empties_nothing(said: Said) -> None:
     assert "(queue default: commitlog_stage: OSError: the store is full)" in said.why(config(), HOSTS[:1])
 
 
+def test_a_loop_that_hangs_empties_nothing(said: Said) -> None:
+    busy = {"since_ms": (NOW_S - 301) * 1000}
+    status = {"at_ms": NOW_S * 1000, "busy": busy, "nodes": {"a": WELL}}
+    said.store.put("status/commitlog_archive/default.json", json.dumps(status).encode())
+    assert "its workers have said nothing" in said.why(config(), HOSTS[:1])
+
+
 def test_whoever_has_left_gets_no_table_with_cdc(said: Said) -> None:
     """The archive's last run goes on for minutes, and says that it empties the nodes; then nobody does."""
     said.say("commitlog_archive/default", a=WELL)

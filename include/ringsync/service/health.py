@@ -17,7 +17,7 @@ from ringsync.progress import duration
 from ringsync.service.delays import ARCHIVE_WAITS, Limits, delays
 from ringsync.service.expected import ARCHIVE, CLOSE, SCHEMA, VERIFY_DAG, Expected
 from ringsync.service.problem import Kind, Problem
-from ringsync.status import BOOTSTRAPS, STALE_AFTER_S, Status, age_s
+from ringsync.status import BOOTSTRAPS, STALE_AFTER_S, Status, age_s, cycle_ms
 from ringsync.steps.close.closing import ALL_LOGS
 
 ROOMY = 0.25
@@ -31,6 +31,9 @@ HOMELESS_MS = 180_000
 
 ABANDONED_AFTER_S = 300.0
 """Seconds without a sign of life before a bootstrap counts as abandoned: between two of its tasks there are fewer."""
+
+ARCHIVE_STUCK_S = 300.0
+"""So long an archive may upload some segments, s: an object store that is slow takes 128 MB at 0.5 MB/s."""
 
 
 @dataclass(frozen=True)
@@ -133,6 +136,8 @@ def _silent(loops: Iterable[str], statuses: Mapping[str, Status], now_s: float) 
             told = "no sign of life yet"
         elif (age := age_s(statuses[loop], now_s)) > STALE_AFTER_S:
             told = f"no sign of life for {age:.0f} s"
+        elif loop.startswith(ARCHIVE) and (age := now_s - cycle_ms(statuses[loop]) / 1000) > ARCHIVE_STUCK_S:
+            told = f"nothing has moved for {age:.0f} s"
         else:
             continue
         if loop.startswith(ARCHIVE) and _has_live_node(loop, statuses):
@@ -211,7 +216,8 @@ def _told(loop: str, status: Status) -> Iterator[Problem]:
         yield Problem(Kind.CONFIG_WRONG, loop, f"{loop}: {error}")
     for told in status.get("problems", ()):
         yield Problem(_OF_LOOP.get(loop.partition("/")[0], Kind.LOOP_FAILING), loop, f"{loop}: {told}")
-    if (busy := status.get("busy")) and (age := (status["at_ms"] - busy["since_ms"]) / 1000) > STALE_AFTER_S:
+    busy = None if loop.startswith(ARCHIVE) else status.get("busy")  # some uploads take long: see _silent
+    if busy and (age := (status["at_ms"] - busy["since_ms"]) / 1000) > STALE_AFTER_S:
         where = f", and is at {busy['with']}" if busy.get("with") else ""
         text = f"{loop}: its cycle has not ended for {age:.0f} s{where}: all else waits"
         yield Problem(Kind.LOOP_STUCK, loop, text)

@@ -24,7 +24,7 @@ from ringsync.service.expected import ARCHIVE, archives, expected_in
 from ringsync.service.look import client_of
 from ringsync.service.parsers import STOP_TIMEOUT_S
 from ringsync.service.published import wait_until_published
-from ringsync.status import BOOTSTRAPS, LEFT_KEY, STOP_KEY, look_at_statuses, read_statuses
+from ringsync.status import BOOTSTRAPS, LEFT_KEY, STOP_KEY, cycle_ms, look_at_statuses, read_statuses
 from ringsync.steps.application import ExitCode, StepError
 from ringsync.steps.bootstrap.emptied import captures_changes
 from ringsync.steps.bootstrap.enable_cdc import Named, disable_cdc, record_key
@@ -162,8 +162,8 @@ def segments_left(config: Config, store: ObjectStore, hosts: Sequence[Host], sin
     sync, statuses, left = config.sync, read_statuses(store), []
     looked_at: set[str] = set()
     for queue in sync.queues:
-        status = statuses.get(f"{ARCHIVE}{queue}", {})
-        if status.get("at_ms", 0) <= since_ms:
+        status = statuses.get(f"{ARCHIVE}{queue}", {"at_ms": 0})
+        if cycle_ms(status) <= since_ms:
             left.append(f"queue {queue}: its archive has not looked yet")
             looked_at |= {host.id for host in hosts if sync.queue_of(host.address, host.id) == queue}
         for host, node in status.get("nodes", {}).items():

@@ -11,8 +11,8 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from cassandra.cluster import Session
@@ -211,7 +211,9 @@ class SignOfLife:
         self, store: ObjectStore, application: str, name: str, at: Callable[[], str | None], first: dict[str, Any]
     ) -> None:
         self._store, self._application, self._name, self._at = store, application, name, at
-        before = read_status(store, f"{application}/{name}") or {"at_ms": int(time.time() * 1000), **first}
+        before: Mapping[str, Any] = {"at_ms": int(time.time() * 1000), **first}
+        with suppress(StorageError):  # the archive works while the store is away
+            before = read_status(store, f"{application}/{name}") or before
         self._status = {key: value for key, value in before.items() if key not in ("at_ms", "host", "busy")}
         self._written_s = before.get("busy", {}).get("since_ms", before["at_ms"]) / 1000
         self._lock = threading.Lock()

@@ -31,7 +31,7 @@ from ringsync.steps.archive.aside import Aside
 from ringsync.steps.archive.raw_folder import TOTAL_SPACE, RawFolder, RawSegment, look, total_space
 from ringsync.steps.archive.upload_pace import UploadPace
 from ringsync.steps.bootstrap.old_snapshots import ClearsAside
-from ringsync.steps.loop import cycles, put_status
+from ringsync.steps.loop import SignOfLife, cycles
 from ringsync.steps.stage.claims import ForeignClaimError, claim, get_place, has_claim, may_be_first, other_claims
 from ringsync.steps.stage.rights import what_is_refused
 from ringsync.storage.port import ChecksumError, ObjectStore, StorageError, get_json
@@ -75,16 +75,15 @@ def run(application: Application) -> tuple[Report, ExitCode]:
     def standing() -> dict[str, Any]:
         return {"nodes": archiver.status(), "problems": archiver.problems, "config_error": application.config_error}
 
-    def say() -> None:
-        put_status(store, "commitlog_archive", queue, standing())
-
     end_s = time.monotonic() + config.sync.run_s
-    for _ in cycles(store, config.sync.run_s, config.archive.poll_interval_ms / 1000, heeds_stop=False):
-        archiver.cycle(say, lambda: time.monotonic() >= end_s)
-        say()
-        old_snapshots.clear()
-        if queue == DEFAULT_QUEUE:  # one queue does it for all
-            archiver.tidy_aside()
+    # A turn takes minutes where uploads are slow.
+    with SignOfLife(store, "commitlog_archive", queue, lambda: None, standing()) as life:
+        for _ in cycles(store, config.sync.run_s, config.archive.poll_interval_ms / 1000, heeds_stop=False):
+            archiver.cycle(lambda: life.say(standing()), lambda: time.monotonic() >= end_s)
+            life.say(standing())
+            old_snapshots.clear()
+            if queue == DEFAULT_QUEUE:  # one queue does it for all
+                archiver.tidy_aside()
     code = ExitCode.COMPLETED_WITH_ERRORS if archiver.is_failing else ExitCode.OK
     return {"queue": queue, **standing(), **archiver.counts}, code
 

@@ -14,7 +14,7 @@ from ringsync.cluster.cluster import read_settings
 from ringsync.cluster.session import ClusterError, connect
 from ringsync.config import Config
 from ringsync.ring.ring import Host
-from ringsync.status import LEFT_KEY, STOP_KEY, Status, age_s, read_status
+from ringsync.status import LEFT_KEY, STOP_KEY, Status, cycle_ms, read_status
 from ringsync.storage.port import ChecksumError, ObjectStore
 from ringsync.wiring import cluster_settings
 
@@ -64,7 +64,7 @@ def _said(config: Config, store: ObjectStore, queue: str, now_s: float) -> Itera
     for loop in loops:
         status = None
         with suppress(ChecksumError, ValueError, TypeError, KeyError):  # a damaged one says nothing
-            if (newest := read_status(store, f"{loop}/{queue}")) and age_s(newest, now_s) <= LATELY_S:
+            if (newest := read_status(store, f"{loop}/{queue}")) and now_s - cycle_ms(newest) / 1000 <= LATELY_S:
                 status = newest
         if status is not None:
             yield loop, status
