@@ -199,7 +199,9 @@ def test_what_waits_as_late_is_left_out(tmp_path: Path, kind: int) -> None:
     (key, _), clusterings = (one.to_pylist() for one in image_keys(batch([image(2), image(3)]), TABLE))
     waits = {"partition_key": key, "clustering": clusterings[0] if kind == ROW else None, "kind": kind}
     waiting = WaitingRows.of([pa.RecordBatch.from_pylist([waits], STAGED_ROWS)], TABLE)
-    assert case.look(found, source, waiting=waiting).outcomes == Counter(late=1, different=1, missing=1)
+    judged = case.look(found, source, waiting=waiting)
+    assert judged.outcomes == Counter(late=1, different=1, missing=1)
+    assert (judged.tokens, judged.late) == ({10, 30}, {20}), "nothing is proved where a row is left out"
 
 
 def test_what_only_one_replica_of_the_source_has_is_no_difference(tmp_path: Path) -> None:

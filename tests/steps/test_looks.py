@@ -5,25 +5,31 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from ringsync.config.sections import Verify
 from ringsync.cql.types import Native
 from ringsync.ledger.archive import ArchivedSegment
+from ringsync.ledger.proofs import note_examined
 from ringsync.ledger.staging import Bucket
-from ringsync.replica.suspects import WaitingRows
+from ringsync.replica.compare import Comparison
+from ringsync.replica.suspects import Judged, WaitingRows
 from ringsync.ring.ring import Host
 from ringsync.schema.table import Column, TableSchema
 from ringsync.status import STOP_KEY
 from ringsync.steps.replica import caught_up, looks
 from ringsync.steps.replica.caught_up import CatchUp, SyncSeen, why_behind
-from ringsync.steps.replica.looks import UNSETTLED, Found, Suspected, TableLook, judge_all
+from ringsync.steps.replica.examine import Examine
+from ringsync.steps.replica.kept import FirstLook
+from ringsync.steps.replica.looks import UNSETTLED, Found, LookTask, Suspected, TableLook, judge_all
+from ringsync.steps.replica.verify import Verified, examined
 from ringsync.steps.sync_plan import SyncPlan
 from ringsync.storage.local import LocalStore
 from ringsync.storage.port import UnavailableError
@@ -136,6 +142,29 @@ def test_an_answer_of_the_store_that_breaks_off_ends_nothing(tmp_path: Path, for
         assert (asked, str(table.failure)) == ([], "it broke off")
     else:
         assert (len(asked), table.failure, table.found.outcomes["equal"]) == (2, None, 3)
+
+
+def test_a_range_with_a_row_that_waits_as_late_is_not_proved(tmp_path: Path) -> None:
+    """It is left out of the comparison, so it proves nothing, though the verification succeeds."""
+    task: Any = LookTask(None, None, "", (-100, 0, 100), 9, {})  # type: ignore[arg-type]
+    found = Found()
+    for tokens in ({50}, {60}):
+        found.add(task._found(Judged(Counter(late=1), late=tokens), []))
+    assert (found.late, found.wrong, found.unjudged) == ({1}, set(), set())
+    sums = pa.table({"rows": [1, 1], "cells": [1, 1]})
+    config = SimpleNamespace(verify=Verify())
+    examine: Any = SimpleNamespace(_edges=(-100, 0, 100), _application=SimpleNamespace(config=config))
+    table = replace(suspected(), found=found)
+    ranges = ((0, 100),)
+    compared = Examine._concluded(examine, (sums, sums), (table.sides, ranges), FirstLook(0, 2, []), table)
+    assert isinstance(compared, Comparison)
+    assert (compared.is_equal, compared.wrong_ranges) == (True, ())
+    application: Any = SimpleNamespace(run="r", options=None)
+    sides: Any = table.sides
+    sides.seen.base, sides.chosen = "b1", None
+    told = examined(application, Verified(TABLE, sides), compared)
+    proof = note_examined(LocalStore(tmp_path), told)
+    assert (proof.ranges_ms, proof.compared_ms, proof.differing) == ((1_000_000, 0), (1_000_000, 1_000_000), ())
 
 
 HOST = Host("h1", "10.0.0.1", 9042, "dc1", "r1", (0,))

@@ -85,7 +85,7 @@ class Examined:
     :ivar base: id of the replica's base
     :ivar count: number of token ranges of the ring
     :ivar chosen: numbers of those that were compared; ``differing``: that have differences; ``unjudged``: that have
-        rows which could not be judged
+        rows which could not be judged, or wait as late
     :ivar began_ms: what was written before this moment was compared, ms since the epoch
     :ivar is_part: whether these ranges were chosen because they were due
     """

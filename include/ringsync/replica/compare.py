@@ -32,8 +32,9 @@ class Comparison:
     """The result of a comparison.
 
     :ivar differing_ranges: token ranges (start, end] whose checksums differ
-    :ivar wrong: numbers of the ranges that have differences; ``unjudged``: that have rows which could not be judged
-    :ivar wrong_ranges: the token ranges (start, end] of both
+    :ivar wrong: numbers of the ranges that have differences; ``unjudged``: that have rows which could not be judged;
+        ``late``: that have rows which wait as late, and are left out
+    :ivar wrong_ranges: the token ranges (start, end] of the first two
     :ivar source_rows: live rows of the source, in all ranges
     :ivar rows: rows of the differing ranges by outcome (:data:`ringsync.images.judgement.OUTCOMES`), each in one
     :ivar differences_by_kind: number of differences by kind, listed or not; a row can have several
@@ -44,6 +45,7 @@ class Comparison:
     differing_ranges: tuple[tuple[int, int], ...]
     wrong: frozenset[int]
     unjudged: frozenset[int]
+    late: frozenset[int]
     wrong_ranges: tuple[tuple[int, int], ...]
     source_rows: int
     source_cells: int

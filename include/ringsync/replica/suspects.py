@@ -95,7 +95,7 @@ class Judged:
     """What was found out.
 
     :ivar outcomes: rows by outcome; each suspect has one, or is left
-    :ivar tokens: tokens of rows that differ
+    :ivar tokens: tokens of rows that differ; ``late``: of those that wait as late
     :ivar left: suspects to look at again, for :func:`judge_suspects`; None: there are none
     """
 
@@ -103,6 +103,7 @@ class Judged:
     kinds: Counter[str] = field(default_factory=Counter)
     listed: list[str] = field(default_factory=list)
     tokens: set[int] = field(default_factory=set)
+    late: set[int] = field(default_factory=set)
     left: pa.RecordBatch | None = None
 
     def count(
@@ -115,6 +116,8 @@ class Judged:
             self.outcomes[outcome] += 1
             if outcome in DIFFERENT:
                 self.tokens.add(token)
+            if outcome == "late":
+                self.late.add(token)
             self.kinds.update(difference.kind for difference in differences)
             room = max(0, limit - len(self.listed))
             self.listed += [json.dumps(asdict(difference)) for difference in differences[:room]]

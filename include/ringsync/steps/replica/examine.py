@@ -225,6 +225,7 @@ class Examine:
             differing_ranges=differing[1] if differing else (),
             wrong=found.wrong,
             unjudged=found.unjudged,
+            late=found.late,
             wrong_ranges=tuple((edges[i], edges[i + 1]) for i in sorted(found.wrong | found.unjudged)),
             source_rows=pc.sum(source["rows"]).as_py(),
             source_cells=pc.sum(source["cells"]).as_py(),

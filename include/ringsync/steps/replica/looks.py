@@ -166,8 +166,8 @@ class LookTask:
 
         rows_left = len(judged.left) if judged.left else 0
         unjudged = ranges(row_tokens(judged.left).to_numpy()) if judged.left else frozenset()
-        wrong = ranges(np.array(sorted(judged.tokens), np.int64))
-        return Found(judged.outcomes, judged.kinds, judged.listed, wrong, left, rows_left, unjudged)
+        wrong, late = (ranges(np.array(sorted(tokens), np.int64)) for tokens in (judged.tokens, judged.late))
+        return Found(judged.outcomes, judged.kinds, judged.listed, wrong, late, left, rows_left, unjudged)
 
 
 @dataclass
@@ -175,7 +175,7 @@ class Found:
     """What looks have found out of a table.
 
     :ivar listed: differences as JSON
-    :ivar wrong: numbers of the token ranges with differences
+    :ivar wrong: numbers of the token ranges with differences; ``late``: with rows that wait as late
     :ivar files: keys of the suspects that are left, ``rows_left`` of them, in the token ranges ``unjudged``
     :ivar why: why they are left
     """
@@ -184,6 +184,7 @@ class Found:
     kinds: Counter[str] = field(default_factory=Counter)
     listed: list[str] = field(default_factory=list)
     wrong: frozenset[int] = frozenset()
+    late: frozenset[int] = frozenset()
     files: list[str] = field(default_factory=list)
     rows_left: int = 0
     unjudged: frozenset[int] = frozenset()
@@ -195,6 +196,7 @@ class Found:
         self.kinds.update(more.kinds)
         self.listed += more.listed
         self.wrong |= more.wrong
+        self.late |= more.late
         self.files = [*self.files, *more.files]
         self.rows_left += more.rows_left
         self.unjudged |= more.unjudged

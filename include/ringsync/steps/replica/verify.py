@@ -256,7 +256,7 @@ def examined(application: Application, verified: Verified, found: Comparison) ->
         count=found.ranges,
         chosen=range(found.ranges) if sides.chosen is None else sides.chosen,
         differing=found.wrong,
-        unjudged=found.unjudged,
+        unjudged=found.unjudged | found.late,
         rows_differing=found.rows_differing,
         # A copy that nobody follows shows its own moment only.
         began_ms=now_ms if sides.is_followed else min(now_ms, sides.seen.as_of_us // 1000),
