@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from ringsync.cluster.schema import NodeTables
+from ringsync.ledger.archive import archive_segment
+from ringsync.ledger.dropped_tables import mark_dropped
 from ringsync.ledger.gaps import Gaps, note_verified
 from ringsync.ledger.left_tables import left_tables
 from ringsync.ring.ring import Host, Replication
@@ -206,3 +208,77 @@ def test_scylla_s_logs_have_gaps_of_their_own(world: World) -> None:
     come_back(world)
     world.plan()
     assert world.store.list("gaps/") == []
+
+
+def test_while_nodes_disagree_a_table_leaves_once(world: World) -> None:
+    """Each plan asks another node: an hour of disagreement made dozens of gaps."""
+    world.plan(2)
+
+    def say(since_ms: int | None) -> None:
+        said = {"at_ms": world.now_ms + MINUTE_MS, "disagreement_since_ms": since_ms}
+        world.store.say("status/schema_update/schema.json", json.dumps(said).encode())
+
+    followed_ms = world.now_ms
+    for _ in range(10):
+        for look in (lose_cdc, come_back):
+            say(followed_ms)
+            look(world)
+            world.plan()
+    assert world.gaps() == []
+    say(None)
+    world.plan()
+    (gap,) = Gaps(world.store).look().values()
+    assert gap is not None
+    assert gap.since_ms <= followed_ms < world.now_ms <= gap.found_ms
+    assert left_tables(world.store) == {}
+
+
+def test_an_updater_that_is_dead_holds_up_no_gap(world: World) -> None:
+    said = {"at_ms": world.now_ms, "disagreement_since_ms": world.now_ms}
+    world.store.say("status/schema_update/schema.json", json.dumps(said).encode())
+    world.plan(2)
+    lose_cdc(world)
+    world.plan()
+    come_back(world)
+    world.plan()
+    assert len(world.gaps()) == 1
+
+
+@pytest.mark.parametrize("began_ms", [0, 180 * MINUTE_MS])
+def test_archived_segments_that_wait_count(world: World, tmp_path: Path, began_ms: int) -> None:
+    """When the configuration leaves a table out, its rows in them are never read."""
+    world.plan(2)
+    began_ms = began_ms and world.now_ms - began_ms
+    (file := tmp_path / "CommitLog-7-1001.log").write_bytes(b"log")
+    archive_segment(world.store, "a", file, "3\nCOMPLETED", began_ms=began_ms, now_ms=world.now_ms, even_short=True)
+    lose_configuration(world)
+    world.plan()
+    (left,) = left_tables(world.store).values()
+    assert left is not None
+    assert left.since_ms == began_ms
+
+
+def test_what_a_node_logged_that_is_down_counts(world: World) -> None:
+    world.plan(2)
+    read_ms = world.now_ms - 30 * MINUTE_MS
+    nodes = {"a": {"up": True, "clear_at_ms": world.now_ms}, "b": {"up": False, "clear_at_ms": read_ms}, "c": {}}
+    said = json.dumps({"at_ms": world.now_ms, "nodes": nodes}).encode()
+    world.say_read = lambda _: world.store.say("status/commitlog_stage/default.json", said)  # type: ignore[method-assign]
+    lose_configuration(world)
+    world.plan()
+    (left,) = left_tables(world.store).values()
+    assert left is not None
+    assert left.since_ms == read_ms
+
+
+def test_the_note_of_a_dropped_table_goes(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each plan read it, for ever."""
+    world.plan(2)
+    lose_cdc(world)
+    world.plan()
+    monkeypatch.setattr(sync_plan, "read_tables", lambda session: Schema((OTHER,)))
+    world.plan()
+    assert left_tables(world.store), "the node may be behind"
+    mark_dropped(world.store, TABLE.keyspace, TABLE.name, TABLE.table_id, world.now_ms)
+    world.plan()
+    assert left_tables(world.store) == {}

@@ -13,11 +13,14 @@ from collections.abc import Collection, Iterable
 from ringsync.cluster.node import Node
 from ringsync.cluster.schema import read_node_tables, read_tables
 from ringsync.config import Config
+from ringsync.ledger.archive import archived
+from ringsync.ledger.dropped_tables import all_dropped
 from ringsync.ledger.gaps import NOT_FOLLOWED, Gap, note_gap
 from ringsync.ledger.left_tables import LeftTable, forget_left, left_tables, note_left
 from ringsync.ledger.table_versions import CdcBegun
+from ringsync.ledger.waiting_segments import WAITING
 from ringsync.schema.table import TableSchema, UnreadableTable
-from ringsync.status import read_statuses
+from ringsync.status import STALE_AFTER_S, age_s, read_status, read_statuses
 from ringsync.storage.port import ObjectStore
 
 
@@ -37,11 +40,17 @@ def note_holes(
     :param before_ms: when somebody looked before, and tables that have left since were followed, ms since the epoch
     """
     known = left_tables(store)
+    # Each look asks another node: while they disagree, tables would leave and come back all the time.
+    may_be_back = bool(known) and not _nodes_disagree(store)
     until_ms: int | None = None
-    for table in tables:
+    there = list(tables)
+    if gone := known.keys() - {table.table_id for table in there}:
+        for table_id in gone & all_dropped(store):
+            forget_left(store, table_id)
+    for table in there:
         table_id, name, has_cdc = table.table_id, table.full_name, table.table_id in with_cdc
         if has_cdc and config.sync.follows(name):
-            if table_id in known:
+            if table_id in known and may_be_back:
                 note_gap(store, _gap(table_id, name, known[table_id], config))
                 forget_left(store, table_id)
         elif table_id in begun and table_id not in known:
@@ -60,17 +69,25 @@ def note_holes_of(store: ObjectStore, config: Config, node: Node) -> None:
     note_holes(store, config, (*schema.tables, *schema.unreadable), with_cdc, CdcBegun(store), before_ms)
 
 
+def _nodes_disagree(store: ObjectStore) -> bool:
+    """Tell whether the schema updater finds now that nodes have different schemas."""
+    status = read_status(store, "schema_update/schema") or {"at_ms": 0}
+    return age_s(status, time.time()) <= STALE_AFTER_S and bool(status.get("disagreement_since_ms"))
+
+
 def _captured_until_ms(store: ObjectStore, before_ms: int) -> int:
-    """Return the moment until which all that was written to followed tables is captured: what the stage has not read by
-    now it may not read any more."""
+    """Return the moment until which all that was written to followed tables is captured: what is not read by now, of
+    nodes that are up or down, or archived, may not be read any more. 0: nobody knows."""
+    damaged: list[str] = []
+    waiting_ms = [segment.began_ms for segment in archived(store, WAITING, damaged)]
     clear_ms = [
         int(node.get("clear_at_ms") or 0)
         for loop, status in read_statuses(store).items()
         if loop.startswith("commitlog_stage/")
         for node in status.get("nodes", {}).values()
-        if node.get("up")
+        if node.get("up") or node.get("clear_at_ms")
     ]
-    return max(0, min([before_ms, *clear_ms]))
+    return 0 if damaged else max(0, min([before_ms, *clear_ms, *waiting_ms]))
 
 
 def _gap(table_id: str, name: str, left: LeftTable | None, config: Config) -> Gap:
