@@ -6,6 +6,7 @@ from typing import Any, get_args
 
 import pytest
 import yaml
+from croniter import croniter
 
 from ringsync.config import Config, ConfigError, load_config
 from ringsync.config.sections import Section
@@ -187,7 +188,11 @@ def test_when_replicas_are_verified(tmp_path: Path) -> None:
     assert [schedule(text) for text in ("off", "null", "'off'", "'@weekly'", "30 2 * * MON-FRI")] == [
         *(None, None, None, "@weekly", "30 2 * * MON-FRI"),
     ]
-    for wrong in ("daily", "5", "'30 2'", "true"):
+    for right in ("'*/15 * * * *'", "0 2,14 1-7 JAN,jul sun", "00 02 29 2 *", "59 23 31 12 7"):
+        assert schedule(right) == right.strip("'")
+        assert croniter.is_valid(right.strip("'"))
+    outside = ("0 25 * * *", "'99 99 * * *'", "foo bar * * *", "'? ? ? ? ?'", "0 0 0 * *", "0 0 * 13 *", "0 0 * * 8")
+    for wrong in ("daily", "5", "'30 2'", "true", *outside, "5/0 * * * *"):
         with pytest.raises(ConfigError, match=r"replica\.verify_schedule"):
             schedule(wrong)
 

@@ -69,7 +69,7 @@ def test_4_1(node: CassandraNode, tmp_path: Path) -> None:
 
     with pytest.raises(GuardrailError, match="read_consistency_levels_disallowed"):
         read("ALL")
-    assert len(at_permitted(session, table, "ALL", ring.hosts, read).images) == 300
+    assert len(at_permitted(session, table, "ALL", ring, read).images) == 300
     (told,) = enable_cdc(Shared(connect(settings)), LocalStore(tmp_path), [table])
     assert "table_properties_ignored" in str(told)
     assert not root.execute("SELECT cdc FROM system_schema.tables WHERE keyspace_name = 'shop'").one().cdc

@@ -18,7 +18,7 @@ import yaml
 from ringsync.cluster.cluster import read_ring
 from ringsync.cluster.guardrails import LEVELS
 from ringsync.cluster.levels import at_permitted
-from ringsync.cluster.masks import MaskedError
+from ringsync.cluster.masks import MaskedError, check_unmasked
 from ringsync.cluster.protocol import SessionAt
 from ringsync.cluster.schema import read_table
 from ringsync.cluster.session import GuardrailError, NoPermissionError, close_all, connect
@@ -193,6 +193,15 @@ def test_what_a_role_or_a_keyspace_gives_counts(guarded: CassandraNode, root: An
 
 
 @pytest.mark.usefixtures("masked")
+def test_a_role_that_the_configuration_does_not_name(root: Any, config: Callable[..., Config]) -> None:
+    """Whoever logs in by certificate has no name in the configuration. Only a superuser certainly sees everything."""
+    table = read_table(root, "shop", "people")
+    with pytest.raises(NoPermissionError, match=r"masked.*everyone.*cassandra\.username"):
+        check_unmasked(connect_as(config()), table, None)
+    check_unmasked(root, table, None)
+
+
+@pytest.mark.usefixtures("masked")
 def test_a_node_that_does_not_know_of_the_right_yet_shows_nothing_wrong(guarded: CassandraNode, root: Any) -> None:
     """Nodes remember rights. Whoever reads a moment after the GRANT is shown masks all the same."""
     lookups = Reading(guarded, root, "people")
@@ -256,10 +265,10 @@ def test_a_forbidden_level_is_told_at_once(
     def read(level: str) -> RowsRead:
         return lookups.rows(level, session)
 
-    found = at_permitted(session, lookups.table, "ALL", lookups.ring.hosts, read)
+    found = at_permitted(session, lookups.table, "ALL", lookups.ring, read)
     assert len(found.images) == ROWS
     requests.clear()
-    assert len(at_permitted(session, lookups.table, "ALL", lookups.ring.hosts, read).images) == ROWS
+    assert len(at_permitted(session, lookups.table, "ALL", lookups.ring, read).images) == ROWS
     assert not requests["refused"]
     with pytest.raises(GuardrailError, match=r"cassandra.consistency_level of ringsync"):
         planned(config(), "people")

@@ -14,6 +14,7 @@ from ringsync.cluster.session import GuardrailError, explained_errors
 from ringsync.config.sections import ConsistencyLevel
 from ringsync.cql.identifiers import quote
 from ringsync.ring.consistency import levels_as_good
+from ringsync.ring.ranks import RankedRing
 from ringsync.ring.ring import Host
 from ringsync.schema.table import TableSchema
 
@@ -57,33 +58,28 @@ def permitted_level(
     raise GuardrailError(f"reads of {table.full_name} at {level}{as_good}: {refusal}", LEVELS)
 
 
-def level_to_ask(session: SessionAt, table: TableSchema, level: str) -> ConsistencyLevel:
+def level_to_ask(session: SessionAt, table: TableSchema, level: str, ring: RankedRing) -> ConsistencyLevel:
     """Return the level at which to ask in place of another, which may be forbidden."""
-    return cast(ConsistencyLevel, session.facts.get((table.keyspace, level), level))
+    return cast(ConsistencyLevel, session.facts.get((table.keyspace, level, ring.shapes), level))
 
 
-def after_refusal(
-    session: SessionAt,
-    table: TableSchema,
-    level: str,
-    error: GuardrailError,
-    replica_sets: Iterable[Sequence[Host]],
-) -> None:
-    """Choose what is asked in place of a level from now on.
+def after_refusal(session: SessionAt, table: TableSchema, level: str, error: GuardrailError, ring: RankedRing) -> None:
+    """Choose what is asked in place of a level from now on, as long as the keyspace has such replicas.
 
     :param error: why a node has refused what :func:`level_to_ask` says
     :raises GuardrailError: there is no other, or nodes permit different ones
     """
-    if error.name != LEVELS or session.facts.pop((table.keyspace, level), None) is not None:
+    known = table.keyspace, level, ring.shapes
+    if error.name != LEVELS or session.facts.pop(known, None) is not None:
         raise error
-    session.facts[table.keyspace, level] = permitted_level(session.plain, table, level, replica_sets)
+    session.facts[known] = permitted_level(session.plain, table, level, ring.hosts)
 
 
 def at_permitted(
     session: SessionAt,
     table: TableSchema,
     level: str,
-    replica_sets: Iterable[Sequence[Host]],
+    ring: RankedRing,
     read: Callable[[ConsistencyLevel], Read],
 ) -> Read:
     """Read at a level, or at one that is as good and permitted.
@@ -91,7 +87,7 @@ def at_permitted(
     :raises GuardrailError: none is permitted, or another guardrail forbids the read
     """
     try:
-        return read(level_to_ask(session, table, level))
+        return read(level_to_ask(session, table, level, ring))
     except GuardrailError as error:
-        after_refusal(session, table, level, error, replica_sets)
-    return read(level_to_ask(session, table, level))
+        after_refusal(session, table, level, error, ring)
+    return read(level_to_ask(session, table, level, ring))

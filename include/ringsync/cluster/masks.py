@@ -40,11 +40,11 @@ def check_unmasked(session: Any, table: TableSchema, user: str | None, hosts: It
 
     :param session: a ``cassandra.cluster.Session`` with the driver's default row factory
     :param table: with the columns that are read
-    :param user: None: who reads without a login may do everything
+    :param user: None: who reads without a password, as anybody or with the role that a client's certificate has
     :param hosts: the driver's hosts that are asked; None: any
     :raises NoPermissionError: columns are masked, and the user lacks UNMASK; or nobody tells the user's rights
     """
-    if user is not None and (masked := _masked(session, table, hosts)):
+    if masked := _masked(session, table, hosts):
         _unmasks_since(session, table, user, masked)
 
 
@@ -55,12 +55,12 @@ def check_pages(session: SessionAt, table: TableSchema, user: str | None) -> Non
     :raises MaskedError: the columns were masked a moment ago; the user has UNMASK, but maybe not yet on each node
     """
     hosts, session.coordinators = session.coordinators, set()
-    if user is None or not (masked := _masked(session.plain, table, hosts, session.facts)):
+    if not (masked := _masked(session.plain, table, hosts, session.facts)):
         return
     if _left_s(session.plain, table, user, masked) > 0:
         raise MaskedError(
             f"{table.full_name}: {', '.join(masked)} may have been masked when they were read: a node may not know yet "
-            f"that user {user} has UNMASK. They must be read again"
+            f"that {_named(user)} has UNMASK. They must be read again"
         )
 
 
@@ -71,7 +71,7 @@ def wait_until_unmasked(
 
     :raises NoPermissionError: as :func:`check_unmasked`
     """
-    if user is None or ("unmasked", table.table_id) in session.facts:
+    if ("unmasked", table.table_id) in session.facts:
         return
     if masked := _masked(session.plain, table, (None,), session.facts):
         sleep(max(0.0, _left_s(session.plain, table, user, masked)))
@@ -105,7 +105,7 @@ def _rows(session: Any, names: tuple[str, str], answer: Any) -> Any:
         return session.execute(_MASKS, names)
 
 
-def _left_s(session: Any, table: TableSchema, user: str, masked: list[str]) -> float:
+def _left_s(session: Any, table: TableSchema, user: str | None, masked: list[str]) -> float:
     """Return for how long a node may not know yet that the user has UNMASK, s."""
     since = _unmasks_since(session, table, user, masked)
     with explained_errors(user):
@@ -119,7 +119,7 @@ def _left_s(session: Any, table: TableSchema, user: str, masked: list[str]) -> f
     return since + lasting_s - time.monotonic()
 
 
-def _unmasks_since(session: Any, table: TableSchema, user: str, masked: list[str]) -> float:
+def _unmasks_since(session: Any, table: TableSchema, user: str | None, masked: list[str]) -> float:
     """Return when this session first saw that the user has UNMASK, s of the monotonic clock.
 
     :raises NoPermissionError: the user lacks it, or nobody tells
@@ -129,10 +129,10 @@ def _unmasks_since(session: Any, table: TableSchema, user: str, masked: list[str
         may = _may_unmask(session, table, user)
     except NO_ANSWER as error:
         raise NoPermissionError(
-            f"{table.full_name}: {', '.join(masked)} are masked, and it is unknown whether user {user} has UNMASK: "
-            f"LIST UNMASK PERMISSION fails with {error}"
+            f"{table.full_name}: {', '.join(masked)} are masked, and it is unknown whether {_named(user)} has UNMASK: "
+            f"LIST UNMASK PERMISSION fails with {error}{'' if user else '. Set cassandra.username and password'}"
         ) from error
-    if not may:
+    if user is not None and not may:
         known.pop(table.full_name, None)
         raise NoPermissionError(
             f"{table.full_name}: {', '.join(masked)} are masked, and user {user} would read other values than those "
@@ -141,13 +141,20 @@ def _unmasks_since(session: Any, table: TableSchema, user: str, masked: list[str
     return known.setdefault(table.full_name, time.monotonic())
 
 
-def _may_unmask(session: Any, table: TableSchema, user: str) -> bool:
-    name = f"{quote(table.keyspace)}.{quote(table.name)}"
+def _may_unmask(session: Any, table: TableSchema, user: str | None) -> bool:
+    cql = f"LIST UNMASK PERMISSION ON TABLE {quote(table.keyspace)}.{quote(table.name)}"
     try:
-        if session.execute(f"LIST UNMASK PERMISSION ON TABLE {name} OF {quote(user)}").one() is not None:
+        if user is None:
+            session.execute(cql)
+            return True  # a superuser: nobody else is told everybody's rights (C: auth/CassandraAuthorizer.list)
+        if session.execute(f"{cql} OF {quote(user)}").one() is not None:
             return True
     except NO_ANSWER as error:
         if "AllowAllAuthorizer" in str(error):
             return True
         raise
     return any(row.super for row in session.execute(f"LIST ROLES OF {quote(user)}"))
+
+
+def _named(user: str | None) -> str:
+    return "the role of the client's certificate" if user is None else f"user {user}"

@@ -288,8 +288,15 @@ class Stream(Section):
     codec: Literal["deflate", "null"] = "deflate"
 
 
-_FIELD = r"[0-9A-Za-z*/,#?-]+"
-_CRON = rf"@(hourly|daily|weekly)|{_FIELD}( +{_FIELD}){{4}}"
+def _cron_field(value: str) -> str:
+    part = rf"(\*|({value})(-({value}))?)(/0?[1-9][0-9]?)?"
+    return f"{part}(,{part})*"
+
+
+_MONTH = "0?[1-9]|1[0-2]|jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec"
+_CRON_VALUES = ("0?[0-9]|[1-5][0-9]", "[01]?[0-9]|2[0-3]", "0?[1-9]|[12][0-9]|3[01]", _MONTH)
+_WEEKDAY = "0?[0-7]|sun|mon|tue|wed|thu|fri|sat"
+_CRON = rf"(?i:@(hourly|daily|weekly)|{' +'.join(map(_cron_field, (*_CRON_VALUES, _WEEKDAY)))})"
 _CRON_RULE = "@hourly, @daily, @weekly, five fields as for cron (30 2 * * *), or off"
 
 

@@ -49,6 +49,11 @@ class RankedRing:
         return tuple(sorted({host.id for hosts in self.hosts for host in hosts}))
 
     @cached_property
+    def shapes(self) -> frozenset[tuple[tuple[str, bool], ...]]:
+        """What consistency levels go by: datacenters of a range's replicas, and whether they are local."""
+        return frozenset(tuple(sorted((host.datacenter, host.is_local) for host in hosts)) for hosts in self.hosts)
+
+    @cached_property
     def live(self) -> Integers:
         """Live replicas whose logs are read, by number of the range, then by rank: places in ``nodes``, then −1."""
         places = {node: place for place, node in enumerate(self.nodes)}

@@ -438,7 +438,7 @@ def read_keys(reader: AfterReader, keys: pa.RecordBatch, levels: Sequence[Consis
         with ControlClient(reader.control) as permits:
             for start in range(0, len(asked), KEYS_AT_ONCE):
                 chosen = asked[start : start + KEYS_AT_ONCE]
-                rows = at_permitted(session, reader.table, level, reader.ring.hosts, partial(read, permits, chosen))
+                rows = at_permitted(session, reader.table, level, reader.ring, partial(read, permits, chosen))
                 images.append(rows.images)
                 there[chosen[rows.places]] = True
                 unread += [replace(row, place=int(chosen[row.place])) for row in rows.unread]

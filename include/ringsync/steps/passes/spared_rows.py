@@ -204,7 +204,8 @@ def _pages(
         while waiting or running:
             while waiting and len(running) < IN_FLIGHT:
                 lookup = waiting[0]
-                level = replace(settings, consistency_level=level_to_ask(session, reader.table, lookup.levels[0]))
+                asked_level = level_to_ask(session, reader.table, lookup.levels[0], reader.ring)
+                level = replace(settings, consistency_level=asked_level)
                 pages = Pages(
                     session, session.statements, lookup.endpoints, level, permits, time.sleep, delays[lookup.levels[0]]
                 )
@@ -228,9 +229,10 @@ def _pages(
                     raise UnreadRowsError(f"{reader.table.full_name}: what a deletion has spared {stuck}") from stuck
                 waiting.append(replace(lookup, levels=lookup.levels[1:]))
             except GuardrailError as error:
-                asked_level = pages.settings.consistency_level
-                if asked_level == level_to_ask(session, reader.table, lookup.levels[0]):
-                    after_refusal(session, reader.table, lookup.levels[0], error, reader.ring.hosts)
+                if pages.settings.consistency_level == level_to_ask(
+                    session, reader.table, lookup.levels[0], reader.ring
+                ):
+                    after_refusal(session, reader.table, lookup.levels[0], error, reader.ring)
                 waiting.append(lookup)  # others of those on their way have been refused, too
 
 

@@ -141,7 +141,7 @@ class LookTask:
                 of_all=True,
             )
 
-        read = at_permitted(session, table, level, of_table.ring.hosts, ask)
+        read = at_permitted(session, table, level, of_table.ring, ask)
         if read.unread:
             raise ScanError(read.unread[0].reason)
         return read.images, now_s
