@@ -6,6 +6,7 @@ connection), never values, so that no secret is in arguments, logs, reports or t
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -53,6 +54,23 @@ class Config(Section):
                 f"sync.digest_retention_h: must be longer than buckets stay open, {open_ms / 3_600_000:g} h "
                 "(commitlog_processor_window_count × …_interval_ms), or late copies would be published again"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _topics_differ(self) -> Config:
+        """Check that each chosen topic is of one table only, for Kafka, too, to which ``.`` and ``_`` are the same. It
+        is not that of any stream either: a table may get cdc later, and then messages of both would be mixed."""
+        part = r"[A-Za-z0-9_]+(-[0-9a-f]{8})?"  # as portable_name makes them
+        own, tables = re.compile(rf"{self.server_name}(_{part}_{part})?"), dict[str, str]()
+        for table, topic in self.kafka.topic_name.items() if self.kafka else ():
+            for_kafka = topic.replace(".", "_")
+            other = tables.setdefault(for_kafka, table)
+            if other != table or own.fullmatch(for_kafka):
+                whose = other if other != table else "a stream: <server_name> or <server_name>.<keyspace>.<table>"
+                raise ValueError(
+                    f"kafka.topic_name.{table}: {topic} is, for Kafka, also the name of the topic of {whose}: choose "
+                    f"another, e.g. {self.server_name}-{table.replace('.', '-')}"
+                )
         return self
 
     @property
