@@ -13,7 +13,7 @@ import ringsync
 from ringsync.images.schema import lake_names, row_image_schema
 from ringsync.replica.delta_log import DataFile, DeltaSnapshot, replace_all
 from ringsync.replica.errors import ReplicaMismatchError, ReplicaWaitsError, SchemaChangedError
-from ringsync.replica.features import columns_differ, restored
+from ringsync.replica.features import columns_differ, restored, writer_features
 from ringsync.schema.table import TableSchema
 from ringsync.storage.port import ObjectStore
 
@@ -202,7 +202,9 @@ def replace_base(
         "read_until_us": str(now_ms * 1000),
         **properties,
     }
-    deletion_vectors &= before.configuration.get("delta.enableDeletionVectors") != "false"
+    if before.version >= 0:  # DROP FEATURE unsets the property
+        is_on = before.configuration.get("delta.enableDeletionVectors", "").lower() == "true"
+        deletion_vectors &= is_on and "deletionVectors" in writer_features(before.protocol)
     return replace_all(
         store,
         base_folder(table.keyspace, table.name),
