@@ -6,6 +6,7 @@ import inspect
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import deltalake
@@ -14,9 +15,11 @@ import pytest
 from deltalake import CommitProperties, DeltaTable, Field, TableFeatures, write_deltalake
 from deltalake.table import TableAlterer, TableMerger, TableOptimizer
 
+from ringsync.replica import merge as merging
 from ringsync.replica.changes import write_checkpoint
 from ringsync.replica.errors import ReplicaWaitsError
-from tests.replica.bases import state_of, write_base
+from ringsync.replica.table import ReplicaTable
+from tests.replica.bases import replica_uri, state_of, write_base
 from tests.replica.users import BASE_ROWS, EVERYTHING, Used, changed, lacks, theirs
 
 Deed = Callable[[Used], Any]
@@ -201,6 +204,48 @@ def test_deletion_vectors_that_were_switched_off_stay_off(used: Used) -> None:
     assert "deletionVectors" not in found.protocol.get("readerFeatures", ())
     assert found.configuration["delta.enableDeletionVectors"] == "false"
     assert DeltaTable(folder).to_pyarrow_dataset().count_rows()
+
+
+@pytest.mark.parametrize("value", [None, "False"])
+def test_deletion_vectors_whose_feature_was_dropped_do_not_come_back(tmp_path: Path, value: str | None) -> None:
+    """Delta then unsets the property; and it takes values in any case."""
+    used = Used(tmp_path, "base").begin()
+    before = used.snapshot()
+    name = "delta.enableDeletionVectors"
+    configuration = {key: one for key, one in before.configuration.items() if key != name}
+    configuration |= {name: value} if value else {}
+    dropped = {"minReaderVersion": 1, "minWriterVersion": 7, "writerFeatures": ["appendOnly", "invariants"]}
+    commit(used, {"protocol": dropped}, {"metaData": {**before.metadata, "configuration": configuration}})
+    used.bootstrap()
+    found = used.snapshot()
+    assert "deletionVectors" not in found.protocol.get("readerFeatures", ())
+    assert found.configuration.get(name, "false").lower() == "false"
+
+
+@pytest.mark.parametrize(("columns", "how"), [([["token"]], "FULL"), ([], None)])
+def test_a_base_is_compacted_as_delta_allows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, columns: list[list[str]], how: str | None
+) -> None:
+    """After CLUSTER BY NONE, Delta takes neither FULL nor ZORDER."""
+    used, statements = Used(tmp_path, "base").begin(), []
+    protocol = used.snapshot().protocol
+    features = sorted({*protocol["writerFeatures"], "clustering", "domainMetadata"})
+    domain = {"domain": "delta.clustering", "configuration": json.dumps({"clusteringColumns": columns})}
+    commit(
+        used, {"protocol": {**protocol, "writerFeatures": features}}, {"domainMetadata": {**domain, "removed": False}}
+    )
+    monkeypatch.setattr(merging, "_is_scattered", lambda base: True)
+    monkeypatch.setattr(merging, "write_checkpoint", lambda *_, **__: None)
+    spark: Any = SimpleNamespace(sql=statements.append)
+    is_compacted = merging.tidy(spark, used.store, ReplicaTable(replica_uri(tmp_path, used.version), used.version), {})
+    said = [one.split()[-1] for one in statements if one.startswith("OPTIMIZE")]
+    assert (is_compacted, said) == (how is not None, [how] if how else [])
+
+
+def commit(used: Used, *actions: Any) -> None:
+    """Somebody's commit to the base."""
+    log = Path(used.uri).parent / "base/_delta_log" / f"{used.snapshot().version + 1:020}.json"
+    log.write_text("".join(json.dumps(one) + "\n" for one in ({"commitInfo": {"operation": "theirs"}}, *actions)))
 
 
 @pytest.mark.parametrize("deed", REFUSED)

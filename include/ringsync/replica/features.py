@@ -98,9 +98,14 @@ def _problems(name: str, protocol: Action, metadata: Action, domains: Mapping[st
                 f"the constraint {constraint}, which the source need not keep",
                 f"{alter} DROP CONSTRAINT `{constraint}`",
             )
-    clustered = json.loads(domains.get("delta.clustering") or "{}").get("clusteringColumns", [])
-    if any(column not in (["token"], ["_version"]) for column in clustered):
+    if any(column not in (["token"], ["_version"]) for column in clustering_columns(domains)):
         yield "clustering by other columns than token", f"{alter} CLUSTER BY NONE"
+
+
+def clustering_columns(domains: Mapping[str, str]) -> list[list[str]]:
+    """Return the columns by which a table is clustered, as paths of names; after ``CLUSTER BY NONE`` there are none."""
+    found: list[list[str]] = json.loads(domains.get("delta.clustering") or "{}").get("clusteringColumns", [])
+    return found
 
 
 def restored(name: str) -> str:

@@ -38,7 +38,7 @@ from ringsync.replica.changes import (
     write_checkpoint,
 )
 from ringsync.replica.delta_log import DeltaSnapshot, file_rows, read_snapshot
-from ringsync.replica.features import writer_features
+from ringsync.replica.features import clustering_columns, writer_features
 from ringsync.replica.session import limit_batches
 from ringsync.replica.table import ReplicaTable, conformed, newest_changes
 from ringsync.schema.table import TableSchema
@@ -250,10 +250,12 @@ def tidy(spark: SparkSession, store: ObjectStore, replica: ReplicaTable, options
     write_checkpoint(store, changes_folder(*name), options, forget_old_commits=True)
     spark.sql(f"VACUUM {replica.changes_sql_name}")
     base = read_snapshot(store, base_folder(*name))
-    if not _is_scattered(base):
+    # Neither OPTIMIZE without ZORDER nor REORG keeps rows in order. A table that was ever clustered takes no ZORDER,
+    # and FULL only while it has columns to cluster by.
+    is_clustered, was_clustered = clustering_columns(base.domains), "clustering" in writer_features(base.protocol)
+    if not _is_scattered(base) or (was_clustered and not is_clustered):
         return False
-    # Neither OPTIMIZE without ZORDER nor REORG keeps rows in order. A table that was ever clustered takes no ZORDER.
-    how = "FULL" if "clustering" in writer_features(base.protocol) else "ZORDER BY (token)"
+    how = "FULL" if was_clustered else "ZORDER BY (token)"
     spark.sql(f"OPTIMIZE {replica.sql_name} {how}")
     spark.sql(f"VACUUM {replica.sql_name}")
     return True
