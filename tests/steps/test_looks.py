@@ -149,7 +149,7 @@ def test_a_range_with_a_row_that_waits_as_late_is_not_proved(tmp_path: Path) -> 
     task: Any = LookTask(None, None, "", (-100, 0, 100), 9, {})  # type: ignore[arg-type]
     found = Found()
     for tokens in ({50}, {60}):
-        found.add(task._found(Judged(Counter(late=1), late=tokens), []))
+        found.add(task._found(Judged(Counter(late=1), late=tokens), []), 9)
     assert (found.late, found.wrong, found.unjudged) == ({1}, set(), set())
     sums = pa.table({"rows": [1, 1], "cells": [1, 1]})
     config = SimpleNamespace(verify=Verify())
@@ -165,6 +165,13 @@ def test_a_range_with_a_row_that_waits_as_late_is_not_proved(tmp_path: Path) -> 
     told = examined(application, Verified(TABLE, sides), compared)
     proof = note_examined(LocalStore(tmp_path), told)
     assert (proof.ranges_ms, proof.compared_ms, proof.differing) == ((1_000_000, 0), (1_000_000, 1_000_000), ())
+
+
+def test_no_more_differences_are_listed_than_asked_for_however_many_files_have_some() -> None:
+    found = Found()
+    for number in range(3):
+        found.add(Found(Counter(different=2), listed=[f"{number} a", f"{number} b"]), 3)
+    assert (found.listed, found.outcomes["different"]) == (["0 a", "0 b", "1 a"], 6)
 
 
 HOST = Host("h1", "10.0.0.1", 9042, "dc1", "r1", (0,))

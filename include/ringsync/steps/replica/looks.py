@@ -190,11 +190,14 @@ class Found:
     unjudged: frozenset[int] = frozenset()
     why: str = ""
 
-    def add(self, more: Found) -> None:
-        """Add what was found in another file."""
+    def add(self, more: Found, limit: int) -> None:
+        """Add what was found in another file.
+
+        :param limit: most differences to list
+        """
         self.outcomes.update(more.outcomes)
         self.kinds.update(more.kinds)
-        self.listed += more.listed
+        self.listed = [*self.listed, *more.listed][:limit]
         self.wrong |= more.wrong
         self.late |= more.late
         self.files = [*self.files, *more.files]
@@ -272,7 +275,7 @@ class Looker:
                 continue
             table.found = replace(table.found, files=[], rows_left=0, unjudged=frozenset())
             for one in result:
-                table.found.add(one)
+                table.found.add(one, config.verify.max_listed_differences)
             for key in before[number]:
                 with suppress(StorageError):  # the run removes its whole folder at its end
                     store.delete(key)
