@@ -232,6 +232,10 @@ class FaultyAt(Faulty):
     reads_as_of: bool = True
     statements: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def plain(self) -> Any:
+        return self.session.plain
+
 
 def faulty(source: Source, fault: Callable[[Any], Exception | None] = lambda statement: None) -> FaultyAt:
     return FaultyAt(source.session, fault)
