@@ -385,6 +385,7 @@ def test_a_table_of_an_unknown_type_holds_up_nobody_and_costs_nothing(shop: Any,
 def test_a_table_without_cdc_between_two_plans_has_a_gap(shop: Any, tmp_path: Path) -> None:
     """And one that gets cdc for the first time has none."""
     store = LocalStore(tmp_path)
+    check_layout(store)  # as each loop does before its first cycle
     config = Config.model_validate(
         {"server_name": "s", "cassandra": {"contact_points": ["a"]}, "store": {"url": "lake"}}
     )
