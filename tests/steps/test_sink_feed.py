@@ -263,7 +263,7 @@ class Backlogs:
         self.left: dict[str, list[str]] = {}
         self.order: list[str] = []
 
-    def relay(self, store: Any, topic: str, kafka: KafkaTopics, *, folders: Any, stop: Any) -> Relayed:
+    def relay(self, store: Any, topic: str, kafka: KafkaTopics, *, folders: Any, stop: Any, tell: Any) -> Relayed:
         if topic not in self.left:
             self.left[topic] = [pass_(n) for n in range(self.parts)] if topic.startswith("big") else [pass_(1)]
             assert folders is None

@@ -122,13 +122,13 @@ def test_a_wrong_password_of_the_registry_stops_who_needs_it_and_heals(tmp_path:
         with SinkFeed(one.store, lambda: KafkaTopics(settings, shared)) as feed:
             feed.watch(one.topic)
             within(SECONDS, lambda: told(feed, one)["messages"] == 3)
-            registry.authorization = basic("ringsync", "new")
+            registry.authorization = basic("ringsync", "s3cond")
             feed.watch(other.topic)
             within(SECONDS, lambda: "check kafka.schema_registry_login.password" in str(told(feed, other)["error"]))
             publish(one, pass_(2), notes(3, 3))
             feed.announce(one.topic, pass_(2))
             within(SECONDS, lambda: told(feed, one)["messages"] == 6)
             assert told(feed, other)["messages"] == 0
-            secret.write_text("new")
+            secret.write_text("s3cond")
             within(SECONDS, lambda: told(feed, other) == {"messages": 3, "error": None})
-            assert not any(word in str(feed.status(other.topic)) for word in ("hush", "new"))
+            assert not any(word in str(feed.status(other.topic)) for word in ("hush", "s3cond"))
