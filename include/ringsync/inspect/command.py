@@ -42,9 +42,9 @@ from ringsync.wiring import cluster_settings, store_of
 def inspect_commitlog(arguments: argparse.Namespace, _console: Console) -> ExitCode:
     problems = Problems()
     with _reporting(problems):
-        _check_output(arguments)
         if arguments.at_us is not None and not arguments.history:
             raise InspectError("--at-time chooses a version of the history: say --history, too")
+        _check_output(arguments)
         paths = find_files(arguments.paths, "CommitLog-*.log")
         keys = keys_in(arguments.keystore, os.environ) if arguments.keystore else None
         schema = _schema_of_history(arguments, paths, keys, problems) if arguments.history else _schema(arguments)
