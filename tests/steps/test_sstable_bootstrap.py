@@ -431,7 +431,7 @@ def _is_node(path: Path, world: World) -> bool:
 def test_damage_costs_the_snapshot_of_its_node_and_the_rest_is_kept(world: World, troubled: str) -> None:
     bootstrap = prepare(world.conf, troubled, "damaged", splits=8)
     world.step("sstable_snapshot", troubled, "damaged")
-    key = max((stat for stat in world.store.list(FOLDER) if "-Data.db/" in stat.key), key=lambda stat: stat.size).key
+    key = max((stat for stat in world.store.list(COPIES) if "-Data.db/" in stat.key), key=lambda stat: stat.size).key
     whole = world.store.get(key)
     middle = len(whole) // 2
     world.store.put(key, whole[:middle] + bytes([whole[middle] ^ 0xFF]) + whole[middle + 1 :])
