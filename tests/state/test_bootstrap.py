@@ -113,6 +113,8 @@ def test_a_lost_answer_is_no_loss(state: BootstrapState, session: Any) -> None:
     """The write was done, but the coordinator said that it does not know: the same again finds it done."""
 
     class LosesAnswers:
+        default_fetch_size = 5000
+
         def __init__(self) -> None:
             self.lost = 0
 
