@@ -208,6 +208,7 @@ def followed(orders: str, session: Any, lake: Path) -> Iterator[str]:
         store.delete(key)
 
 
+@pytest.mark.chaos  # it waits for a sync that is played, for minutes
 def test_of_a_table_that_is_followed_no_time_of_writing_excuses_anything(
     orders: str, followed: str, step: Any, session: Any, lake: Path
 ) -> None:
@@ -232,6 +233,7 @@ def test_of_a_table_that_is_followed_no_time_of_writing_excuses_anything(
     assert not LocalStore(lake).list("verify/"), "nothing is left of the suspects"
 
 
+@pytest.mark.chaos  # it waits for a sync that is played, for minutes
 def test_rows_that_wait_as_late_are_left_out(orders: str, followed: str, step: Any, lake: Path) -> None:
     """One of the differences of the test before waits; the others stay differences."""
     key, clustering = (901).to_bytes(4, "big"), b"\1\0\0\0" + b"\4\0\0\0" + (1).to_bytes(4, "big")
@@ -244,6 +246,7 @@ def test_rows_that_wait_as_late_are_left_out(orders: str, followed: str, step: A
     assert (rows["late"], rows["missing"], code) == (1, 1, ExitCode.COMPLETED_WITH_ERRORS)
 
 
+@pytest.mark.chaos  # it waits for a sync that is played, for minutes
 def test_nothing_is_a_difference_while_the_sync_is_stopped(orders: str, followed: str, step: Any, lake: Path) -> None:
     """What it has not brought may be on its way: it is not judged, and the replica is not called equal."""
     LocalStore(lake).put(STOP_KEY, b"{}")
@@ -257,6 +260,7 @@ def test_nothing_is_a_difference_while_the_sync_is_stopped(orders: str, followed
     assert (repaired["rows_of_differing_ranges"]["not_judged"], code) == (0, ExitCode.OK)
 
 
+@pytest.mark.chaos  # it waits for a sync that is played, for minutes
 def test_what_is_due_is_proved_part_by_part(
     orders: str, followed: str, lake: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
