@@ -276,7 +276,8 @@ def test_brokers_without_transactions_are_named(
     broker: KafkaBroker, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def checked(one: KafkaBroker) -> list[str]:
-        return check_kafka(SimpleNamespace(kafka=Kafka(bootstrap_servers=(one.bootstrap,))))  # type: ignore[arg-type]
+        config: Any = SimpleNamespace(kafka=Kafka(bootstrap_servers=(one.bootstrap,)), kafka_topics={})
+        return check_kafka(config)
 
     assert checked(broker) == [f"1 brokers answer at {broker.bootstrap}, and take transactions"]
     stream, factor = outbox(tmp_path / "lake", "demo.shop.without"), "transaction.state.log.replication.factor="
