@@ -238,6 +238,14 @@ def test_what_waits_in_a_folder_of_another_node_is_not_missed_later(raw: Path, s
     assert sorted(get_unread(store, "b").values()) == [file.name for file in files]
 
 
+def test_a_folder_of_another_store_is_named_while_there_is_room(raw: Path, store: LocalStore, tmp_path: Path) -> None:
+    fill(raw, 1)
+    claim(LocalStore(tmp_path / "other"), "a", raw, anew=True)
+    watch = archiver(store, Nodes({"a": raw}))
+    watch.cycle()
+    assert "made for another object store" in str(watch.status()["a"]["error"])
+
+
 def test_a_folder_in_which_nothing_can_be_deleted_is_named_before_there_is_no_room(
     raw: Path, store: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

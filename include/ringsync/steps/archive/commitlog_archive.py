@@ -258,11 +258,13 @@ class Archiver:
         if not node.folder:
             return "it does not say where its cdc_raw is: sync.cdc_raw can name it", True
         found = self._look(node)
-        self._note_unread(node, found)
-        room = found.room_in(node.folder, node.total_bytes)
-        if chosen := self._chosen(node, found, failed)[: self._settings.uploads]:
-            if refused := self._not_ours(node):
-                return f"{room}, and nothing is archived: {refused}", True
+        room, refused = found.room_in(node.folder, node.total_bytes), self._not_ours(node)
+        chosen = self._chosen(node, found, failed)[: self._settings.uploads]
+        if not refused:
+            self._note_unread(node, found)
+        elif chosen or (found.segments and node.captures):  # said before there is no room left
+            return f"{room}, and nothing is archived: {refused}", True
+        if chosen:
             failed |= self._archive(node, chosen)
             return node.error, False
         if failed:
@@ -310,14 +312,11 @@ class Archiver:
 
     def _note_unread(self, node: ArchivedNode, found: RawFolder) -> None:
         """Record which segments with changes wait, as the stage does while it works: should one of them be gone, the
-        stage misses it. What cannot be recorded now is recorded later. Segments of a folder that is not the node's
-        would be missed there for ever."""
+        stage misses it. What cannot be recorded now is recorded later."""
         there = {segment.identity: segment.file.name for segment in found.segments if segment.index}
         if node.noted == node.unread and there.items() <= node.unread.items():
             return
         with suppress(StorageError):
-            if self._not_ours(node):
-                return
             node.unread |= there
             if node.noted is None:
                 node.noted = get_unread(self._store, node.node)
