@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -22,7 +23,8 @@ class AlarmOperator(BaseOperator):
     ui_color = "#fbe9e8"
 
     def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**orchestration.LOOP_ARGUMENTS, **kwargs)
+        longest_s = orchestration.known_config().sync.run_s + orchestration.LOOP_GRACE_S
+        super().__init__(**orchestration.LOOP_ARGUMENTS, execution_timeout=timedelta(seconds=longest_s), **kwargs)
 
     def execute(self, context: Context) -> None:
         """Work for ``sync.run_s`` seconds, with the last good configuration while it is wrong.
