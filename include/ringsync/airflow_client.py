@@ -158,9 +158,10 @@ class AirflowClient:
         tasks = self._request("GET", f"dags/{quote(dag)}/dagRuns/~/taskInstances?{states}")["task_instances"]
         return sorted(task["task_id"] for task in tasks)
 
-    def newest_run(self, dag: str) -> RunState | None:
-        """Read the state of a DAG's newest run; None: it never ran."""
-        runs = self._request("GET", f"dags/{quote(dag)}/dagRuns?limit=1&order_by=-run_after")["dag_runs"]
+    def newest_run(self, dag: str, *, ended: bool = False) -> RunState | None:
+        """Read the state of a DAG's newest run, or of the newest that has ended; None: there is none."""
+        states = "&state=success&state=failed" if ended else ""
+        runs = self._request("GET", f"dags/{quote(dag)}/dagRuns?limit=1&order_by=-run_after{states}")["dag_runs"]
         return self.state(dag, runs[0]["dag_run_id"]) if runs else None
 
     def end_unfinished(self, dag: str) -> list[str]:

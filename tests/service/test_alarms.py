@@ -317,9 +317,9 @@ def written_conf(folder: Path) -> Path:
     return folder / "ringsync.yaml"
 
 
-def watched(config: Config, store: ObjectStore, now_s: float, seconds: float) -> int:
+def watched(config: Config, store: ObjectStore, now_s: float, seconds: float, clock: list[float] | None = None) -> int:
     """Watch for so long, with a clock that only sleeping moves."""
-    clock = [now_s]
+    clock = [now_s] if clock is None else clock
 
     def sleep(slept: float) -> None:
         clock[0] += slept

@@ -176,7 +176,7 @@ def test_closing_without_the_logs_is_told() -> None:
 def test_a_stopped_sync_says_how_long_its_changes_last() -> None:
     (problem,) = found(healthy(at_ms=0, error="x"), stopped=True)
     assert problem.text == "stopped: changes stay in the CDC logs for as long as their TTL until cdcservice start"
-    judge = judges(healthy(), {"scylla_sync": DagHealth(False, None)}, OF_SCYLLA, True, NOW_S)
+    judge = judges(healthy(), {"scylla_sync": DagHealth(False, None, None)}, OF_SCYLLA, True, NOW_S)
     assert not judge("scylla_log_stage/log")
     assert judge("alarms/alarms")
 

@@ -56,13 +56,22 @@ class Watch:
         """What is wrong with the notifiers."""
         return [problem for teller in self._tellers if (problem := teller.problem())]
 
-    def look(self, found: Iterable[Problem], now_ms: int, is_judge: Callable[[str], bool] = lambda owner: True) -> None:
+    def look(
+        self,
+        found: Iterable[Problem],
+        now_ms: int,
+        is_judge: Callable[[str], bool] = lambda owner: True,
+        *,
+        store_answers: bool = True,
+    ) -> None:
         """Raise and clear alarms, record it, and tell the notifiers.
 
         :param found: what is wrong now
         :param is_judge: tells whether an owner of problems says now what is wrong; those of others stay as they are
+        :param store_answers: False: nothing is recorded, since each request to the store would be tried for a minute
         """
-        self._recall(now_ms)
+        if store_answers:
+            self._recall(now_ms)
         for key, alarm in self._seen.items():
             unknown_ms = 0 if is_judge(alarm.owner) else now_ms - alarm.seen_ms
             # A clock may have gone back.
@@ -76,11 +85,13 @@ class Watch:
             self._unnoted[alarm.key] = alarm
         for teller in self._tellers:
             teller.add(changed)
-        self._record()
+        if store_answers:
+            self._record()
         for teller in self._tellers:
             teller.tell()
-        self._note()
-        self._record()
+        if store_answers:
+            self._note()
+            self._record()
 
     def _see(self, problem: Problem, now_ms: int) -> None:
         key = (str(problem.kind), problem.where)
@@ -171,28 +182,31 @@ def watch(
     """
     watching = Watch(store, notifiers, int(config.alarms.after_s * 1000))
     name, _, loop = ALARMS.partition("/")
-    _forget_old(store, int((clock() - config.alarms.retention_days * 86_400) * 1000))
+    keep_from_ms, is_tidy = int((clock() - config.alarms.retention_days * 86_400) * 1000), False
     gaps = Gaps(store)
     end = clock() + config.sync.run_s
     while True:
         now_ms = int(clock() * 1000)
-        seen = _look(config, store, clock(), gaps)
-        watching.look(seen.problems, now_ms, seen.is_judge)
-        _close(store, seen.gaps_over)
-        status = {"raised": len(watching.raised), "problems": watching.problems, "config_error": wrong()}
-        put_status(store, name, loop, status)
+        seen, answers = _look(config, store, clock(), gaps)
+        watching.look(seen.problems, now_ms, seen.is_judge, store_answers=answers)
+        if answers:
+            _close(store, seen.gaps_over)
+            status = {"raised": len(watching.raised), "problems": watching.problems, "config_error": wrong()}
+            put_status(store, name, loop, status)
+            is_tidy = is_tidy or _forget_old(store, keep_from_ms)
         _put_metrics(config, {**seen.statuses, ALARMS: {"at_ms": now_ms}}, watching.raised)
         if clock() >= end:
             return len(watching.raised)
         sleep(config.alarms.interval_s)
 
 
-def _look(config: Config, store: ObjectStore, now_s: float, gaps: Gaps) -> Look:
+def _look(config: Config, store: ObjectStore, now_s: float, gaps: Gaps) -> tuple[Look, bool]:
+    """Look, and tell whether the store answers."""
     try:
-        return look(config, store, now_s, gaps)
+        return look(config, store, now_s, gaps), True
     except StorageError as error:
         away = Problem(Kind.STORE_AWAY, _STORE, str(error), owner=_STORE)
-        return Look({}, {}, False, (away,), lambda owner: owner == _STORE)
+        return Look({}, {}, False, (away,), lambda owner: owner == _STORE), not isinstance(error, UnavailableError)
 
 
 def _close(store: ObjectStore, gaps: Iterable[str]) -> None:
@@ -203,11 +217,13 @@ def _close(store: ObjectStore, gaps: Iterable[str]) -> None:
         print(f"ringsync: warning: gaps that are over cannot be removed: {error}", flush=True)
 
 
-def _forget_old(store: ObjectStore, moment_ms: int) -> None:
+def _forget_old(store: ObjectStore, moment_ms: int) -> bool:
     try:
         forget_before(store, moment_ms)
     except StorageError as error:
         print(f"ringsync: warning: old alarms cannot be removed: {error}", flush=True)
+        return False
+    return True
 
 
 def _put_metrics(config: Config, statuses: Mapping[str, Status], raised: Sequence[Alarm]) -> None:

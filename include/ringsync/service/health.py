@@ -41,10 +41,12 @@ class DagHealth:
     """A DAG of the sync.
 
     :ivar run: the one that began last; None: it never ran
+    :ivar ended: the last one that has ended: a loop that fails for good is begun again at once
     """
 
     paused: bool
     run: RunState | None
+    ended: RunState | None
 
 
 def problems(
@@ -119,8 +121,7 @@ def judges(
         if owner.startswith(_PAUSE):
             return owner.removeprefix(_PAUSE) in dags
         if owner.startswith(_DAG):
-            health = dags.get(owner.removeprefix(_DAG))
-            return health is not None and (health.run is None or health.run.state in ("success", "failed"))
+            return owner.removeprefix(_DAG) in dags
         return True
 
     return is_judge
@@ -156,15 +157,15 @@ def _has_live_node(loop: str, statuses: Mapping[str, Status]) -> bool:
 def _of_dag(dag: str, health: DagHealth) -> Iterator[Problem]:
     if health.paused:
         yield Problem(Kind.DAG_PAUSED, dag, f"DAG {dag} is paused: cdcservice start", f"{_PAUSE}{dag}")
-    # What a verification has found, or could not judge, is told by the proofs, by whichever run.
-    if health.run is not None and dag != VERIFY_DAG:
-        if health.run.state == "failed":
-            text = f"DAG {dag}: its last run failed, {health.run.run}"
-            yield Problem(Kind.DAG_FAILED, dag, text, f"{_DAG}{dag}")
-        for task in health.run.tasks:
-            if task.state == "failed":
-                text = f"DAG {dag}: task {task.task} failed: see its log in Airflow"
-                yield Problem(Kind.DAG_FAILED, f"{dag}.{task.task}", text, f"{_DAG}{dag}")
+    if dag == VERIFY_DAG:  # what it has found, or could not judge, is told by the proofs, by whichever run
+        return
+    failing = [run for run in (health.run, health.ended) if run is not None and run.state != "success"]
+    if health.ended in failing and health.ended is not None:
+        text = f"DAG {dag}: its last run failed, {health.ended.run}"
+        yield Problem(Kind.DAG_FAILED, dag, text, f"{_DAG}{dag}")
+    for task in dict.fromkeys(task.task for run in failing for task in run.tasks if task.state == "failed"):
+        text = f"DAG {dag}: task {task} failed: see its log in Airflow"
+        yield Problem(Kind.DAG_FAILED, f"{dag}.{task}", text, f"{_DAG}{dag}")
 
 
 def _of_bootstrap(loop: str, status: Status, now_s: float) -> Iterator[Problem]:

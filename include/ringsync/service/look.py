@@ -73,7 +73,9 @@ def _dags(config: Config, expected: Expected) -> tuple[dict[str, DagHealth], lis
         client = client_of(config)
         for dag in expected.all_dags:
             try:
-                found[dag] = DagHealth(client.is_paused(dag), client.newest_run(dag))
+                run = client.newest_run(dag)
+                ended = run if run is None or run.finished else client.newest_run(dag, ended=True)
+                found[dag] = DagHealth(client.is_paused(dag), run, ended)
             except AirflowUnreachableError:
                 raise
             except (AirflowError, ValueError, KeyError, TypeError) as error:
