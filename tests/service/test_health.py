@@ -308,15 +308,19 @@ def test_trouble_with_the_archive_is_urgent_when_room_is_scarce() -> None:
         assert (problem.kind, problem.is_critical) == (kind, kind == Kind.CDC_RAW_FULL)
 
 
-def test_a_damaged_status_hides_no_dead_archive() -> None:
-    """A loop that runs writes it again within seconds; of one that is dead, only the damage was told, for days."""
-    everything = Expected.of_commit_logs(["default"], archives=True)
+@pytest.mark.parametrize(
+    ("archives", "empties"), [(True, "commitlog_archive/default"), (False, "commitlog_stage/default")]
+)
+def test_a_damaged_status_hides_no_dead_archive(archives: bool, empties: str) -> None:
+    """A loop that runs writes it again within seconds; of one that is dead, only the damage was told, for days. Without
+    an archive the stage alone empties cdc_raw."""
+    everything = Expected.of_commit_logs(["default"], archives=archives)
     well = {loop: {"at_ms": NOW_S * 1000} for loop in everything.loops}
     for stopped in (False, True):
         for loop in everything.loops:
             statuses = {name: status for name, status in well.items() if name != loop}
             found = problems(statuses, {}, everything, stopped, NOW_S, damaged={loop: "no object"})
             kinds = {problem.kind for problem in found if problem.where == loop}
-            silent = {Kind.ARCHIVE_SILENT} if loop.startswith("commitlog_archive/") else {Kind.LOOP_SILENT}
-            is_silent = loop in everything.lasting_loops
+            silent = {Kind.ARCHIVE_SILENT} if loop == empties else {Kind.LOOP_SILENT}
+            is_silent = loop in everything.lasting_loops or (loop == empties and not stopped)
             assert kinds == {Kind.STATUS_UNREADABLE, *(silent if is_silent else ())}, (loop, stopped)

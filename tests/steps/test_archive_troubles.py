@@ -26,7 +26,7 @@ from ringsync.steps.stage.node_log import NodeLog
 from ringsync.storage.local import LocalStore
 from ringsync.storage.port import UnavailableError
 from tests.steps.node_logs import finished
-from tests.steps.test_archive import Nodes, archiver, config, fill, names
+from tests.steps.test_archive import Nodes, Silent, archiver, config, fill, names
 from tests.steps.test_archive_reprocess import Reprocessed
 from tests.steps.test_lost_segments import begin_anew, later
 from tests.steps.test_stager import HOST, NOW_S, TABLES, Cluster, Sync, written
@@ -244,6 +244,38 @@ def test_a_folder_of_another_store_is_named_while_there_is_room(raw: Path, store
     watch = archiver(store, Nodes({"a": raw}))
     watch.cycle()
     assert "made for another object store" in str(watch.status()["a"]["error"])
+
+
+def test_a_node_that_has_left_the_ring_is_forgotten(raw: Path, store: LocalStore, tmp_path: Path) -> None:
+    """Each run remembered it, and told of its folder, which is gone, until the cluster had answered: critical."""
+    fill(raw, 1)
+    fill(tmp_path / "b", 1)
+    archiver(store, Nodes({"a": raw, "b": tmp_path / "b"})).cycle()
+    shutil.rmtree(tmp_path / "b")
+    archiver(store, Nodes({"a": raw})).cycle()
+    assert [stat.key for stat in store.list("archive/nodes/")] == ["archive/nodes/a.json"]
+
+
+def test_nodes_that_cannot_be_looked_up_are_a_problem_though_others_are_watched(raw: Path, store: LocalStore) -> None:
+    """A new node is not watched then, and its cdc_raw may fill."""
+    fill(raw, 1)
+    nodes = Nodes({"a": raw})
+    archiver(store, nodes).cycle()
+    nodes.is_away = True
+    watch = archiver(store, nodes)
+    watch.cycle()
+    assert watch.problems == ["new nodes are not watched: no node answers"]
+    assert not watch.is_failing
+
+
+def test_how_large_a_folder_may_get_is_in_the_status_whoever_has_said_it(raw: Path, store: LocalStore) -> None:
+    """Without a limit there, any trouble counts as a folder that is full."""
+    fill(raw, 1)
+    settings = config(total_mb=8)
+    settings.sync.cdc_raw = str(raw)
+    watch = Archiver(settings, store, "default", Silent({"a": raw}))
+    watch.cycle()
+    assert watch.status()["a"]["total_bytes"] == 8 * 2**20
 
 
 def test_a_folder_in_which_nothing_can_be_deleted_is_named_before_there_is_no_room(

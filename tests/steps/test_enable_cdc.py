@@ -220,6 +220,17 @@ def test_cdc_is_not_switched_on_where_nobody_empties_cdc_raw(
     assert not store.list()
 
 
+def test_cdc_that_is_switched_on_while_ringsync_leaves_is_switched_off_again(
+    own: Any, session: Any, tables: list[TableSchema], tmp_path: Path
+) -> None:
+    """A bootstrap that stood still for the time of a ``leave`` went on, and nobody emptied cdc_raw any more."""
+    store, answers = LocalStore(tmp_path), iter(["", "cdcservice leave has been run"])
+    (error,) = enable_cdc(Shared(own), store, tables[:1], why_not=lambda: next(answers))
+    assert str(error) == f"cdc is not enabled on {tables[0].full_name}: cdcservice leave has been run"
+    assert options(session, tables[:1]) == [(False, 7)]
+    assert not store.list()
+
+
 def test_a_bootstrap_enables_cdc_once_an_archive_has_looked(
     cassandra: CassandraNode, session: Any, tables: list[TableSchema], tmp_path: Path
 ) -> None:

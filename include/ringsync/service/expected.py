@@ -65,6 +65,11 @@ class Expected:
         return (*self.stages, *_LOOPS, *self.lasting_loops)
 
     @property
+    def emptying_loops(self) -> tuple[str, ...]:
+        """The loops without which ``cdc_raw`` of nodes fills: the archive, or without it what stages."""
+        return tuple(loop for loop in self.lasting_loops if loop.startswith(ARCHIVE)) or (self.queues and self.stages)
+
+    @property
     def all_dags(self) -> tuple[str, ...]:
         """All DAGs that ``start`` switches on."""
         return (*self.dags, *self.lasting_dags)

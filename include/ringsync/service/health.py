@@ -66,22 +66,22 @@ def problems(
     :param expected: what has to run
     :param stopped: whether ``cdcservice stop`` was run, and ``start`` not since
     :param limits: how late something may be
-    :param damaged: why statuses of other loops cannot be read: they say nothing. Loops that ``stop`` leaves on are
-        silent then, too: a dead archive is found within minutes, or cdc_raw fills
+    :param damaged: why statuses of other loops cannot be read: they say nothing. Loops that ``stop`` leaves on, or that
+        empty ``cdc_raw``, are silent then, too: a dead archive is found within minutes, or cdc_raw fills
     """
     lasting = expected.lasting_loops
-    loops = [loop for loop in expected.loops if loop not in damaged or loop in lasting]
+    loops = [loop for loop in expected.loops if loop not in damaged or loop in (*lasting, *expected.emptying_loops)]
     told = [problem for loop, status in statuses.items() for problem in _of_loop(loop, status, limits, now_s)]
     told += starmap(_unreadable, damaged.items())
     if stopped:
         return [
             Problem(Kind.SYNC_STOPPED, "sync", f"stopped: {expected.meanwhile} until cdcservice start"),
             *(problem for dag, health in dags.items() if dag not in expected.dags for problem in _of_dag(dag, health)),
-            *_silent(lasting, statuses, now_s),
+            *_silent(lasting, statuses, expected, now_s),
             *(problem for problem in told if problem.owner in lasting or problem.owner not in (*loops, ARCHIVE_WAITS)),
         ]
     found = [problem for dag, health in dags.items() for problem in _of_dag(dag, health)]
-    found += _silent(loops, statuses, now_s)
+    found += _silent(loops, statuses, expected, now_s)
     return [*found, *told]
 
 
@@ -131,7 +131,9 @@ _DAG, _PAUSE = "DAG ", "pause of DAG "
 """Beginnings of the names of owners: the end of a DAG's run, and what Airflow says of it."""
 
 
-def _silent(loops: Iterable[str], statuses: Mapping[str, Status], now_s: float) -> Iterator[Problem]:
+def _silent(
+    loops: Iterable[str], statuses: Mapping[str, Status], expected: Expected, now_s: float
+) -> Iterator[Problem]:
     for loop in loops:
         if loop not in statuses:
             told = "no sign of life yet"
@@ -141,7 +143,7 @@ def _silent(loops: Iterable[str], statuses: Mapping[str, Status], now_s: float) 
             told = f"nothing has moved for {age:.0f} s"
         else:
             continue
-        if loop.startswith(ARCHIVE) and _has_live_node(loop, statuses):
+        if loop in expected.emptying_loops and _has_live_node(loop, statuses):
             text = f"{loop}: {told}, and its nodes write: cdc_raw may fill"
             yield Problem(Kind.ARCHIVE_SILENT, loop, text)
         else:

@@ -258,7 +258,7 @@ class Archiver:
         if not node.folder:
             return "it does not say where its cdc_raw is: sync.cdc_raw can name it", True
         found = self._look(node)
-        room, refused = found.room_in(node.folder, node.total_bytes), self._not_ours(node)
+        room, refused = found.room_in(node.folder, self._limit(node)), self._not_ours(node)
         chosen = self._chosen(node, found, failed)[: self._settings.uploads]
         if not refused:
             self._note_unread(node, found)
@@ -273,7 +273,7 @@ class Archiver:
             return why, True
         if found.free < self._needed(node, found) and self._settings.policy != "off":
             return f"{room}: {found.why_nothing_leaves}", True
-        if not node.total_bytes and not self._settings.total_mb:
+        if not self._limit(node):
             return "it does not tell this worker its cdc_total_space: archive.total_mb can say it", True
         return what_is_refused(Path(node.folder)), True
 
@@ -305,7 +305,7 @@ class Archiver:
 
     def _look(self, node: ArchivedNode) -> RawFolder:
         folder = Path(node.folder)
-        found = look(folder, node.total_bytes or self._settings.total_mb * 2**20 or total_space({}, folder))
+        found = look(folder, self._limit(node) or total_space({}, folder))
         node.free_bytes, node.disk_full = found.free, found.is_disk_full
         node.waiting = sum(segment.is_complete for segment in found.segments)
         return found
@@ -325,9 +325,13 @@ class Archiver:
                 put_unread(self._store, node.node, node.unread)
                 node.noted = dict(node.unread)
 
+    def _limit(self, node: ArchivedNode) -> int:
+        """Return how large a node's ``cdc_raw`` may get, bytes; 0: nobody has said it."""
+        return node.total_bytes or self._settings.total_mb * 2**20
+
     def _needed(self, node: ArchivedNode, found: RawFolder) -> float:
         """Return the room that must be free, bytes."""
-        total = node.total_bytes or self._settings.total_mb * 2**20 or found.used + found.free
+        total = self._limit(node) or found.used + found.free
         return max(total * self._settings.free_percent / 100, self._settings.free_mb * 2**20)
 
     def _chosen(self, node: ArchivedNode, found: RawFolder, failed: Collection[int]) -> list[RawSegment]:
@@ -353,8 +357,7 @@ class Archiver:
 
         :returns: what has failed, by segment id
         """
-        committed = self._committed(node.node)
-        keeps_all = self._settings.policy == "always"
+        committed, keeps_all = self._committed(node.node), self._settings.policy == "always"
 
         def move(segment: RawSegment) -> int | Exception:
             is_read, uploaded = committed.has(segment.identity), 0
@@ -431,7 +434,9 @@ class Archiver:
             for told, settings in answer:
                 if self._config.sync.queue_of(told.address, told.node) == self._queue:
                     self._take(told, settings)
-            self._nodes = {key: node for key, node in self._nodes.items() if key in self._endpoints}
+            for gone in self._nodes.keys() - self._endpoints.keys():
+                self._store.delete(f"{_NODES}{gone}.json")
+                del self._nodes[gone]
             self._unknown = ""
         except Exception as error:  # any: the nodes' room does not depend on it
             if str(error) != self._unknown:
@@ -477,19 +482,19 @@ class Archiver:
     @property
     def problems(self) -> list[str]:
         """What is wrong besides single nodes."""
-        is_blind = self._unknown and not self._nodes
-        return [f"no node is known yet, so nobody watches cdc_raw: {self._unknown}"] if is_blind else []
+        seen = "new nodes are not watched" if self._nodes else "no node is known yet, so nobody watches cdc_raw"
+        return [f"{seen}: {self._unknown}"] if self._unknown else []
 
     @property
     def is_failing(self) -> bool:
         """Whether a node has too little room, or could not be looked at."""
-        return bool(self.problems) or any(node.error for node in (self._nodes or {}).values())
+        return not (self._nodes or not self._unknown) or any(node.error for node in (self._nodes or {}).values())
 
     def status(self) -> dict[str, Any]:
         """Return how each node stands."""
-        names = ("endpoint", "folder", "total_bytes", "free_bytes", "disk_full", "waiting", "archived", "error")
-        return {
-            node.node: {name: getattr(node, name) for name in names} | {"empties": bool(node.token) and not node.error}
-            for node in (self._nodes or {}).values()
-            if node.captures or node.folder
-        }
+        names = ("endpoint", "folder", "free_bytes", "disk_full", "waiting", "archived", "error")
+        nodes = [node for node in (self._nodes or {}).values() if node.captures or node.folder]
+        known = {node.node: {name: getattr(node, name) for name in names} for node in nodes}
+        for node in nodes:
+            known[node.node] |= {"total_bytes": self._limit(node), "empties": bool(node.token) and not node.error}
+        return known

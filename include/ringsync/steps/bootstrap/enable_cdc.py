@@ -74,12 +74,19 @@ def enable_cdc(
 
     One thread of a run does this at a time (:class:`ringsync.cluster.shared.Together`).
 
-    :param why_not: function that tells why no table may get cdc now; empty: each may
+    :param why_not: function that tells why no table may get cdc now; empty: each may. It is asked again at the end: if
+        ``cdcservice leave`` was run meanwhile, nobody empties ``cdc_raw`` any more, and cdc is disabled again
     :returns: for each table what was done, or why that failed: a ``StepError`` if the nodes refuse it or one of them
         is down, else the driver's error
     :raises ClusterError: the nodes do not agree on the schema
     """
-    return _switch_cdc(shared, store, tables, "enabled", why_not)
+    done = dict(zip(tables, _switch_cdc(shared, store, tables, "enabled", why_not), strict=True))
+    new = [table for table, outcome in done.items() if outcome == "enabled now"]
+    if new and (reason := why_not()):
+        for table, outcome in zip(new, disable_cdc(shared, store, new), strict=True):
+            error = StepError(f"cdc is not enabled on {table.full_name}: {reason}")
+            done[table] = outcome if isinstance(outcome, Exception) else error
+    return [done[table] for table in tables]
 
 
 def disable_cdc(shared: Shared, store: ObjectStore, tables: Sequence[Named]) -> list[str | Exception]:
