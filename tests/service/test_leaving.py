@@ -91,6 +91,27 @@ def test_what_began_while_it_waited_keeps_the_dags_on(
     assert (world.paused, world.store.stat(STOP_KEY)) == ([], None)
 
 
+@pytest.mark.parametrize(
+    ("with_cdc", "statements"),
+    [
+        (
+            [A, B],
+            "ALTER TABLE shop.a WITH cdc = {'enabled': false}; ALTER TABLE shop.b WITH cdc = {'enabled': false};",
+        ),
+        ([], "nothing, since no followed table has cdc"),
+    ],
+)
+def test_on_scylla_each_statement_is_named(
+    world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], with_cdc: Any, statements: str
+) -> None:
+    world.with_cdc = with_cdc
+    monkeypatch.setattr(leave, "is_scylla", lambda _: True)
+    assert world.leave() == 3
+    said = capsys.readouterr().err.replace("\n", " ")
+    assert f"run cdcservice wait, then cdcservice stop, then in cqlsh: {statements} See docs/scylla.md#leaving" in said
+    assert (world.paused, world.store.stat(LEFT_KEY)) == ([], None)
+
+
 def test_no_bootstrap_may_switch_cdc_on_from_then_on(world: World) -> None:
     assert world.leave() == 0
     assert "commitlog_archive" in world.paused

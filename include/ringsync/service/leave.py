@@ -13,7 +13,7 @@ from rich.console import Console
 from ringsync.cluster.cluster import read_hosts
 from ringsync.cluster.node import ask_one
 from ringsync.cluster.schema import tables_of
-from ringsync.cluster.scylla import is_scylla
+from ringsync.cluster.scylla import cdc_column, has_cdc, is_scylla
 from ringsync.cluster.session import connect
 from ringsync.cluster.shared import Shared
 from ringsync.config import Config, load_config
@@ -41,12 +41,14 @@ def leave(arguments: argparse.Namespace, console: Console) -> ExitCode:
     """
     config = load_config(arguments.conf)
     store, session = store_of(config), connect(cluster_settings(config))
-    if is_scylla(session):
-        raise StepError(
-            "this cluster is ScyllaDB, whose CDC logs expire by themselves and refuse no write: run cdcservice stop, "
-            "and ALTER TABLE … WITH cdc = {'enabled': false} for each table"
-        )
     tables, others = tables_with_cdc(session, store, config)
+    if is_scylla(session):
+        statements = " ".join(f"ALTER TABLE {table.full_name} WITH cdc = {{'enabled': false}};" for table in tables)
+        raise StepError(
+            "this cluster is ScyllaDB, whose CDC logs expire by themselves and refuse no write. Nothing was changed. "
+            "To leave, run cdcservice wait, then cdcservice stop, then in cqlsh: "
+            f"{statements or 'nothing, since no followed table has cdc'} See docs/scylla.md#leaving"
+        )
     _check(store, others, arguments.others)
     if arguments.others == "disable":
         tables, others = (*tables, *others), ()
@@ -76,8 +78,9 @@ def tables_with_cdc(session: Any, store: ObjectStore, config: Config) -> tuple[t
 
     def read(node: Any) -> tuple[Sequence[Named], set[tuple[str, str]]]:
         schema = tables_of(node)
-        rows = node.execute("SELECT keyspace_name, table_name, cdc FROM system_schema.tables")
-        return (*schema.tables, *schema.unreadable), {(row.keyspace_name, row.table_name) for row in rows if row.cdc}
+        rows = node.execute(f"SELECT keyspace_name, table_name, {cdc_column(node)} FROM system_schema.tables")
+        with_cdc = {(row.keyspace_name, row.table_name) for row in rows if has_cdc(row)}
+        return (*schema.tables, *schema.unreadable), with_cdc
 
     tables, with_cdc = ask_one(session, read)
     cut_off = {stat.key for stat in store.list(record_key("").removesuffix(".json"))}
