@@ -45,11 +45,11 @@ def written(folder: Path, number: int, swapped: int | None = None) -> Descriptor
     return made.descriptor
 
 
-def read(store: LocalStore, descriptors: Sequence[Descriptor]) -> tuple[int, list[Unread]]:
-    """Read SSTables by ten splits at least: rows of ranges that were read, and what was not."""
+def read(store: LocalStore, descriptors: Sequence[Descriptor], splits: int = 10) -> tuple[int, list[Unread]]:
+    """Read SSTables by some splits at least: rows of ranges that were read, and what was not."""
     opened = [open_sstable(LocalSource(one), TABLE) for one in descriptors]
     stored = tuple(("id-1", StoredSSTable(one, {})) for one in descriptors)
-    splits = SnapshotRows(BOOTSTRAP, tuple(split_tables(opened, 10)), stored, TABLE)
+    splits = SnapshotRows(BOOTSTRAP, tuple(split_tables(opened, splits)), stored, TABLE)
     config: Any = SimpleNamespace(sstable=SimpleNamespace(memory_mb=1))
     plan: Any = SimpleNamespace(table=TABLE, now=1, unrepresentable_values="error")
     permits: Any = SimpleNamespace(ask=lambda rows: 1, answered=lambda rows, size: None)
@@ -76,6 +76,19 @@ def test_rows_that_are_not_in_their_order_are_unread_and_named(tmp_path: Path) -
     assert "is not in its order; the file is damaged" in lost.reason
     assert get_manifest(store, BOOTSTRAP, "id-1") is None
     assert f"damaged: {tmp_path}/nb-2-big-Data.db" in (get_failure(store, BOOTSTRAP, "id-1") or "")
+
+
+def test_all_damaged_sstables_of_a_node_are_found_in_one_run(tmp_path: Path) -> None:
+    """Each cost a run of its own: once a node has no snapshot, nothing more is read of it."""
+    store = LocalStore(tmp_path / "lake")
+    put_manifest(store, BOOTSTRAP, NodeSnapshot("id-1", "", 1, ()))
+    there = [written(tmp_path, 1), written(tmp_path, 2, swapped=7), written(tmp_path, 3, swapped=9)]
+    read(store, there, splits=1)
+    assert get_manifest(store, BOOTSTRAP, "id-1") is None
+    reason = get_failure(store, BOOTSTRAP, "id-1") or ""
+    assert [f"damaged: {tmp_path}/nb-{number}-big-Data.db" in reason for number in (1, 2, 3)] == [False, True, True]
+    put_manifest(store, BOOTSTRAP, NodeSnapshot("id-1", "", 2, ()))
+    assert get_failure(store, BOOTSTRAP, "id-1") is None
 
 
 @pytest.mark.parametrize("error", [ValueError("a length is wrong"), IndexError("it ends behind its bytes")])

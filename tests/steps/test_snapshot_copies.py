@@ -77,9 +77,9 @@ class Counting(LocalStore):
         self._counted("delete", key)
 
 
-def sstable(folder: Path, table: str) -> StoredSSTable:
+def sstable(folder: Path, table: str, number: str = "1") -> StoredSSTable:
     """An SSTable of some pieces, and of statistics."""
-    descriptor = Descriptor("nb", "1", "big", str(folder / f"{table}-{ID}"), "k", table, ID)
+    descriptor = Descriptor("nb", number, "big", str(folder / f"{table}-{ID}"), "k", table, ID)
     sizes = {"Data.db": PIECE * PIECES, "Statistics.db": 10}
     Path(descriptor.folder).mkdir(parents=True, exist_ok=True)
     for name, size in sizes.items():
@@ -150,7 +150,7 @@ def test_what_is_there_is_neither_read_nor_copied_again(this: Any, tmp_path: Pat
 
 def test_a_damaged_copy_stays_for_its_readers_and_is_copied_again(this: Any, tmp_path: Path) -> None:
     """A piece may be damaged whose size, and whose checksum as the store tells it, are right."""
-    store, sstables = this.store, [sstable(tmp_path, "t"), sstable(tmp_path, "u")]
+    store, sstables = this.store, [sstable(tmp_path, "t"), sstable(tmp_path, "t", "2")]
     sstable_snapshot._copy(this, BOOTSTRAP, HOST, sstables, WANTED)
     there = [copied(BOOTSTRAP, HOST.id, one, PIECE) for one in sstables]
     put_manifest(store, BOOTSTRAP, NodeSnapshot(HOST.id, store.url, 1, tuple(there)))
@@ -158,7 +158,7 @@ def test_a_damaged_copy_stays_for_its_readers_and_is_copied_again(this: Any, tmp
     key = snapshots.piece_key(file, PIECE)
     store.put(key, b"?" * PIECE)
     keys = [stat.key for stat in store.list(COPIES)]
-    void_snapshot(store, BOOTSTRAP, HOST.id, f"the snapshot of a node is damaged: {file}, 1,000 bytes at 1,000")
+    void_snapshot(store, BOOTSTRAP, HOST.id, there[0], f"the snapshot of a node is damaged: {file}, 1,000 bytes at 1")
     assert [stat.key for stat in store.list(COPIES)] == keys
 
     def stop() -> None:

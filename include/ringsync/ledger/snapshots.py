@@ -9,6 +9,7 @@ key
 ``snapshots/<bootstrap>/<host id>.json``                  manifest: the files of a node's snapshot. It is put last: all
                                                           of them are there
 ``snapshots/<bootstrap>/<host id>.failed.json``           why a node has none yet
+``snapshots/<bootstrap>/<host id>.damaged/<name>.json``   what is damaged in an SSTable: its node has none any more
 ``snapshots/<bootstrap>/<host id>.<ms>.arrow``            where some partitions of its SSTables are
 ``snapshot_files/<bootstrap>/<host id>/…/<file>/<place>`` a piece of a file that was copied
 ========================================================  ==========================================================
@@ -45,6 +46,7 @@ from ringsync.storage.port import (
     Stat,
     StorageError,
     get_json,
+    list_named,
 )
 
 FOLDER, COPIES = "snapshots/", "snapshot_files/"
@@ -181,6 +183,8 @@ def put_manifest(store: ObjectStore, bootstrap: str, snapshot: NodeSnapshot) -> 
     with suppress(AlreadyExistsError):
         store.put(_manifest_key(bootstrap, snapshot.host), json.dumps(asdict(snapshot)).encode(), if_absent=True)
     store.delete(_failure_key(bootstrap, snapshot.host))
+    for key in _damages(store, bootstrap, snapshot.host):
+        store.delete(key)
 
 
 def get_manifest(store: ObjectStore, bootstrap: str, host: str) -> NodeSnapshot | None:
@@ -231,30 +235,28 @@ def get_partitions(store: ObjectStore, bootstrap: str, snapshot: NodeSnapshot) -
         raise SnapshotRecordError(f"{store.uri(key)} cannot be read ({error}): {remedy}") from error
 
 
-def void_snapshot(store: ObjectStore, bootstrap: str, host: str, reason: str) -> None:
-    """Note that a node's snapshot is damaged: it has none from now on, and the next run takes it again.
+def void_snapshot(store: ObjectStore, bootstrap: str, host: str, sstable: StoredSSTable, reason: str) -> None:
+    """Note that an SSTable of a node's snapshot is damaged: it has none from now on, and the next run takes it again.
 
-    Its files stay: other tasks are still reading what is not damaged.
+    Its files stay: other tasks are still reading what is not damaged, and may note further SSTables.
 
     :param reason: it names the damaged file, which is copied again (:func:`remove_damaged`)
     """
-    if get_manifest(store, bootstrap, host) is None:
-        return  # another task has noted it, and its reason stays
-    put_failure(store, bootstrap, host, reason)
+    store.say(_damage_key(bootstrap, host, sstable), json.dumps({"reason": reason}).encode())
     remove_manifest(store, bootstrap, host)
 
 
 def remove_damaged(store: ObjectStore, bootstrap: str, host: str, copies: Iterable[StoredSSTable]) -> None:
-    """Remove the copy of an SSTable for whose damage a node has no snapshot. The rest may be used again.
+    """Remove the copies of the SSTables for whose damage a node has no snapshot. The rest may be used again.
 
     :param copies: the SSTables of the node, as :func:`copied` names them
-    :raises SnapshotRecordError: the reason why the node has no snapshot cannot be read
     """
-    reason = get_failure(store, bootstrap, host) or ""
+    damages = set(_damages(store, bootstrap, host))
     for sstable in copies:
-        if (path := sstable.descriptor.path("")) in reason:
-            for stat in store.list(path):
+        if (key := _damage_key(bootstrap, host, sstable)) in damages:
+            for stat in store.list(sstable.descriptor.path("")):
                 store.delete(stat.key)
+            store.delete(key)
 
 
 def remove_manifest(store: ObjectStore, bootstrap: str, host: str) -> None:
@@ -291,10 +293,10 @@ def get_failure(store: ObjectStore, bootstrap: str, host: str) -> str | None:
 
     :raises SnapshotRecordError: that cannot be read
     """
-    return _read(
-        *(store, _failure_key(bootstrap, host), lambda document: str(document["reason"])),
-        "remove it; the next run of the bootstrap finds the reason again",
-    )
+    keys = (_failure_key(bootstrap, host), *_damages(store, bootstrap, host))
+    remedy = "remove it; the next run of the bootstrap finds the reason again"
+    reasons = [_read(store, key, lambda document: str(document["reason"]), remedy) for key in keys]
+    return "; ".join(filter(None, reasons)) or None
 
 
 def copy_folder(bootstrap: str, host: str, descriptor: Descriptor) -> str:
@@ -399,6 +401,15 @@ def _partitions_key(bootstrap: str, snapshot: NodeSnapshot) -> str:
 
 def _failure_key(bootstrap: str, host: str) -> str:
     return f"{FOLDER}{bootstrap}/{host}.failed.json"
+
+
+def _damage_key(bootstrap: str, host: str, sstable: StoredSSTable) -> str:
+    return f"{FOLDER}{bootstrap}/{host}.damaged/{sstable.descriptor.name}.json"
+
+
+def _damages(store: ObjectStore, bootstrap: str, host: str) -> list[str]:
+    """List the keys of what is noted of a node's damaged SSTables."""
+    return [stat.key for stat in list_named(store, f"{FOLDER}{bootstrap}/{host}.damaged/", r"[^/]+\.json")]
 
 
 def _describe(ring: RingSnapshot) -> dict[str, Any]:

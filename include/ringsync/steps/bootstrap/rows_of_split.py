@@ -6,7 +6,7 @@ All else of a task is the same for both.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from math import inf
 from typing import Any, Protocol
@@ -133,16 +133,14 @@ class SnapshotRows:
     ) -> Iterator[ImagePages | Unread]:
         shown = Shown(plan.table, plan.now)
         in_place = any(not url for url, _, _ in split.parts)
-        parts = merged_split(
-            split,
-            opened,
-            self.table,
-            _refuse,
-            memory_bytes=config.sstable.memory_mb * 2**20,
-            with_source=False,
-        )
+
+        def merged(some: SSTableSplit) -> Iterator[MergedPart]:
+            memory_bytes = config.sstable.memory_mb * 2**20
+            parts = merged_split(some, opened, self.table, _refuse, memory_bytes=memory_bytes, with_source=False)
+            return parts if not in_place else _permitted(parts, permits)
+
         try:
-            for part in parts if not in_place else _permitted(parts, permits):
+            for part in merged(split):
                 images = images_of_part(part, plan.table, plan.unrepresentable_values)
                 yield ImagePages(images, 1, images.nbytes, shown.of(images))
         except UnrepresentableValueError:
@@ -150,6 +148,8 @@ class SnapshotRows:
         except (LostRowsError, SSTableError, OSError) as error:
             if not isinstance(error, OSError):
                 self._void(store, error.file, str(error))
+                for one in split.parts:
+                    self._void_if_damaged(store, merged(replace(split, parts=(one,))))
             yield Unread(split.tokens, f"{plan.table.full_name}, {split.tokens}: {error}")
             return
         except (ValueError, LookupError) as error:  # a damage that no check of the files has found
@@ -159,6 +159,16 @@ class SnapshotRows:
         if rest.num_rows:
             yield ImagePages(rest.slice(0, 0), 0, 0, rest)
 
+    def _void_if_damaged(self, store: ObjectStore, parts: Iterator[MergedPart]) -> None:
+        """Read a part of one SSTable for its damages: if each were found in a run of its own, each would cost one."""
+        try:
+            for _ in parts:
+                pass
+        except (LostRowsError, SSTableError) as error:
+            self._void(store, error.file, str(error))
+        except (ValueError, LookupError, OSError) as error:
+            print(f"ringsync: warning: an SSTable cannot be checked ({type(error).__name__}: {error})", flush=True)
+
     def _void(self, store: ObjectStore, file: str, reason: str) -> None:
         """Note that the snapshot to which a file belongs is damaged. The others are read without it, if they suffice.
 
@@ -167,7 +177,7 @@ class SnapshotRows:
         for host, sstable in self.sstables:
             if file.startswith(sstable.descriptor.path("")):
                 reason = f"the snapshot of node {host} is damaged: {reason}"
-                void_snapshot(store, self.bootstrap, host, reason)
+                void_snapshot(store, self.bootstrap, host, sstable, reason)
 
 
 def _permitted(parts: Iterator[MergedPart], permits: Permits) -> Iterator[MergedPart]:
