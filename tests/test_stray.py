@@ -123,7 +123,7 @@ def root(tmp_path: Path) -> Path:
     alarms.note(store, ALARM)
     put_place(store, "a", Place("/raw", "token"))
     keep_following(store, ID)
-    CdcBegun(store).begins(ID)
+    CdcBegun(store).begins(ID, 0)
     gaps.note_gap(store, gaps.Gap("a", "a:9042", SEGMENT, 0, 9, {ID: "shop.orders"}, ()))
     gaps.note_verified(store, ID, 5)
     dropped_tables.mark_dropped(store, "shop", "orders", ID, 7)

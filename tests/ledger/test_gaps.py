@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,14 +18,13 @@ ORDERS, ITEMS = "a" * 32, "b" * 32
 BOTH = {ORDERS: "shop.orders", ITEMS: "shop.items"}
 
 
-def gap(tables: Mapping[str, str], segment: int = 1, found_ms: int = 1000, *, is_whole: bool = True) -> Gap:
-    return Gap("n", "h:9042", f"CommitLog-7-{segment}.log", 0, found_ms, tables, (), is_whole)
+def gap(tables: Mapping[str, str], segment: int = 1, found_ms: int = 1000) -> Gap:
+    return Gap("n", "h:9042", f"CommitLog-7-{segment}.log", 0, found_ms, tables, ())
 
 
 def waits_for(store: LocalStore, one: Gap, *there: str, **more: Any) -> list[str] | None:
     """Judge a gap where these tables have replicas, as the store shows."""
-    followed, left_out = more.get("followed", {}), more.get("left_out", ())
-    return Judge(store, followed, left_out, lambda name: name in there).unverified(one)
+    return Judge(store, more.get("followed", {}), lambda name: name in there).unverified(one)
 
 
 @pytest.fixture
@@ -45,13 +43,25 @@ def test_a_gap_waits_until_each_of_its_tables_was_verified_since(store: LocalSto
 
 
 def test_the_latest_verification_counts_and_is_one_object(store: LocalStore) -> None:
-    store.put(f"verified/{ORDERS}.json", json.dumps({"at_ms": 2000}).encode())  # of an earlier ringsync
-    store.put(f"verified/{ITEMS}.json", b"{")
-    assert waits_for(store, gap(BOTH), *BOTH.values()) == ["shop.items"]
     for moment_ms in (3000, 2500):  # of two at once, the one that saw less may end last
         note_verified(store, ORDERS, moment_ms)
-        (kept,) = store.list(f"verified/{ORDERS}")
-        assert json.loads(store.get(kept.key)) == {"at_ms": 3000}
+        assert [stat.key for stat in store.list("verified/")] == [f"verified/{ORDERS}/0000000003000.json"]
+    assert waits_for(store, gap(BOTH), *BOTH.values()) == ["shop.items"]
+
+
+def test_what_others_have_put_beside_a_verification_stays_and_says_nothing(store: LocalStore) -> None:
+    strays = [
+        f"verified/{ORDERS}/notes.txt",
+        f"verified/{ORDERS}/9.json",
+        f"verified/{ORDERS}.json",
+        "verified/x/y.json",
+    ]
+    for key in strays:
+        store.put(key, b"{")
+    note_verified(store, ORDERS, 500)
+    note_verified(store, ORDERS, 600)
+    assert {stat.key for stat in store.list("verified/")} == {*strays, f"verified/{ORDERS}/0000000000600.json"}
+    assert waits_for(store, gap(BOTH), *BOTH.values()) == ["shop.items", "shop.orders"]
 
 
 def test_tables_that_are_gone_or_have_no_replica_keep_no_gap_open(store: LocalStore) -> None:
@@ -80,16 +90,6 @@ def test_a_table_that_was_dropped_unseen_is_known_by_the_later_one_of_its_name(s
     assert waits_for(store, again, *there, followed={"shop.again": Followed(first, True)}) == ["shop.again"]
 
 
-def test_a_gap_of_an_earlier_ringsync_waits_for_what_is_followed_now(store: LocalStore) -> None:
-    """It named only the tables that were planned when it was found."""
-    note_verified(store, ORDERS, 2000)
-    later = {"followed": {"shop.items": Followed(ITEMS, True)}, "left_out": ("shop.damaged", "shop.none")}
-    there = ("shop.orders", "shop.items", "shop.damaged")
-    old, new = gap({ORDERS: "shop.orders"}, is_whole=False), gap({ORDERS: "shop.orders"})
-    assert waits_for(store, old, *there, **later) == ["shop.damaged", "shop.items"]
-    assert waits_for(store, new, *there, **later) is None, "it has cdc since"
-
-
 def test_a_replica_that_nobody_has_told_of_yet_keeps_a_gap_open(store: LocalStore) -> None:
     note_verified(store, ORDERS, 2000)
     followed = {name: Followed(one, has_replica=False) for one, name in BOTH.items()}
@@ -113,7 +113,7 @@ def test_what_a_look_costs_does_not_grow_with_gaps_times_tables(store: LocalStor
 
     def look() -> dict[str, int]:
         asked.clear()
-        judge = Judge(store, followed, (), lambda name: pytest.fail(f"{name} is known"))
+        judge = Judge(store, followed, lambda name: pytest.fail(f"{name} is known"))
         waiting = [judge.unverified(one) for one in gaps.look().values() if one is not None]
         assert [len(names or ()) for names in waiting] == [100] * 20
         return dict(asked)

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from ringsync.changes.identity import TableVersion
 from ringsync.cql.types import Native
-from ringsync.ledger.layout import check_layout
 from ringsync.ledger.schema_changes import change_numbers
 from ringsync.ledger.table_versions import (
     CdcBegun,
@@ -25,13 +19,11 @@ from ringsync.ledger.table_versions import (
     lost_version,
     names_of_versions,
     next_version,
-    take_over,
     version_document,
     version_of,
 )
 from ringsync.schema.table import Column, DroppedColumn, TableSchema
 from ringsync.storage.local import LocalStore
-from ringsync.storage.port import AlreadyExistsError
 from tests.mortal_store import IMMORTAL, Killed, MortalStore
 
 INT = Native("int")
@@ -167,36 +159,6 @@ def test_a_selection_of_columns_is_no_version(tmp_path: Path) -> None:
     assert (again.number, again.table, latest_version(store, FIRST)) == (2, whole.table, again)
 
 
-def earlier_layout(store: LocalStore, *tables: TableSchema) -> TableVersion:
-    """Put versions as ringsync did that numbered them by the table's id."""
-    version = TableVersion.first(tables[0])
-    for number, one in enumerate(tables, 1):
-        version = version.followed_by(one) if number > 1 else version
-        store.put(f"schemas/{one.table_id}/{number:06}.json", json.dumps(version_document(version)).encode())
-    return version
-
-
-def test_versions_of_an_earlier_layout_go_on(tmp_path: Path) -> None:
-    store = LocalStore(tmp_path)
-    known = earlier_layout(store, table("v"), table("v", "w"))
-    assert latest_version(store, FIRST) == known
-    assert version_of(store, table("v", "w")) == known, "with its number: files and messages name it"
-    assert numbers(store) == [2]
-    assert latest_version(store, FIRST) == known
-    after = version_of(store, table("v"))
-    assert (after.number, after.names) == (3, ("v", "w"))
-    assert latest_version(store, FIRST) == after
-
-
-def test_an_earlier_layout_whose_table_was_altered_meanwhile(tmp_path: Path) -> None:
-    store = LocalStore(tmp_path)
-    version_of(store, table("v", table_id=SECOND))
-    earlier_layout(store, table("v"), table("v", "w"), table("v", "w", "x"))
-    after = version_of(store, table("a"))
-    assert (after.number, after.names) == (4, ("v", "w", "x", "a")), "higher than a plan may have it"
-    assert numbers(store) == [1, 3, 4]
-
-
 def test_an_id_that_comes_again_under_another_name_keeps_its_columns_ids(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     version_of(store, table("v", "w"))
@@ -232,39 +194,6 @@ def test_a_damaged_version_of_a_dropped_table_holds_up_nobody(tmp_path: Path) ->
     assert latest_version(LocalStore(tmp_path), SECOND) == version_of(store, table("w", table_id=SECOND))
 
 
-def test_a_process_of_an_earlier_layout_that_still_runs_puts_no_version(tmp_path: Path) -> None:
-    """It gave an id to a column that the new one then gave to another."""
-    store = LocalStore(tmp_path)
-    first = earlier_layout(store, table("v"))
-    take_over(store)
-    late = first.followed_by(table("v", "w"))
-    with pytest.raises(AlreadyExistsError):
-        store.put(f"schemas/{FIRST}/000002.json", json.dumps(version_document(late)).encode(), if_absent=True)
-    assert latest_version(store, FIRST) == first
-
-
-@pytest.mark.parametrize("writes", range(4))
-def test_who_takes_over_and_sleeps_takes_what_was_put_meanwhile(tmp_path: Path, writes: int) -> None:
-    """Before any of its writes: the version, its place, the end of the earlier layout."""
-    earlier_layout(LocalStore(tmp_path), table("v"))
-    store = MortalStore(tmp_path)
-
-    def alter() -> None:
-        with suppress(AlreadyExistsError):
-            second = TableVersion.first(table("v")).followed_by(table("v", "w"))
-            key = f"schemas/{FIRST}/000002.json"
-            LocalStore(tmp_path).put(key, json.dumps(version_document(second)).encode(), if_absent=True)
-
-    store.left, store.others = writes, alter
-    take_over(store)
-    names = ("v", "w") if writes < 3 else ("v",)
-    latest = latest_version(store, FIRST)
-    assert latest is not None
-    assert (latest.names, numbers(store)) == (names, [1, 2][: len(names)])
-    take_over(store)
-    assert latest_version(store, FIRST) == latest
-
-
 def test_who_knows_only_an_earlier_plan_changes_no_version(tmp_path: Path) -> None:
     """Its table came back as the latest, without the column that was added meanwhile."""
     store = LocalStore(tmp_path)
@@ -278,97 +207,13 @@ def test_who_knows_only_an_earlier_plan_changes_no_version(tmp_path: Path) -> No
     assert (latest and latest.number, latest and latest.table) == (4, altered.table)
 
 
-def test_who_knows_only_an_earlier_layouts_plan_gives_no_id_twice(tmp_path: Path) -> None:
-    store = LocalStore(tmp_path)
-    earlier_layout(store, table("v"), table("v", "w"), table("a", "v", "w"))
-    next_version(store, TableVersion.first(table("v")))
-    assert version_of(store, table("a", "v", "w")).names == ("v", "w", "a")
-
-
-def test_a_damaged_history_of_an_earlier_layout_stays_and_all_others_are_taken_over(tmp_path: Path) -> None:
-    store = LocalStore(tmp_path)
-    store.put(f"schemas/{SECOND}/000001.json", b"{")
-    known = earlier_layout(store, table("v"))
-    take_over(store)
-    assert (latest_version(store, FIRST), numbers(store)) == (known, [1])
-    with pytest.raises(TableVersionError, match=f"schemas/{SECOND}/000001"):
-        version_of(store, table("v", table_id=SECOND))
-
-
-def test_a_table_counts_as_followed_before_in_either_layout(tmp_path: Path) -> None:
-    store = LocalStore(tmp_path)
-    version_of(store, table("v"))
-    earlier_layout(store, table("v", table_id=SECOND))
-    odd = replace(table("v", table_id="d" * 32), keyspace="c" * 32)
-    version_of(store, odd)
-    begun = CdcBegun(store)
-    assert [one for one in "abcde" if one * 32 in begun] == ["a", "b", "d"]
-
-
 def test_a_table_that_only_has_a_history_was_never_followed(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     version_of(store, table("v"))
-    check_layout(store)
     version_of(store, table("v", table_id=SECOND))
-    version_of(store, table("v", table_id="c" * 32))
-    CdcBegun(store).begins("c" * 32)
+    CdcBegun(store).begins(SECOND, 0)
     begun = CdcBegun(store)
-    assert [one for one in "abc" if one * 32 in begun] == ["a", "c"]
-
-
-class Sleeper(LocalStore):
-    """A store whose user sleeps before any of its calls, reads too, while others go on."""
-
-    left = 0
-    others: Callable[[], object] | None = None
-
-    def _live(self) -> None:
-        self.left -= 1
-        if self.left < 0 and self.others is not None:
-            others, self.others = self.others, None
-            others()
-
-    def get(self, key: str) -> bytes:
-        self._live()
-        return super().get(key)
-
-    def list(self, prefix: str = "", start: str = "") -> Any:
-        self._live()
-        return super().list(prefix, start)
-
-    def put(self, *arguments: Any, **options: Any) -> Any:
-        self._live()
-        return super().put(*arguments, **options)
-
-
-@pytest.mark.parametrize("calls", range(16))
-def test_who_takes_over_and_wakes_up_late_puts_nothing_old(tmp_path: Path, calls: int) -> None:
-    """It put the old version behind the newer one, whose ids were then given again."""
-    other = LocalStore(tmp_path)
-    earlier_layout(other, table("v"))
-
-    def alter() -> None:
-        take_over(other)
-        version_of(other, table("v", "x", since_us=2))
-
-    store = Sleeper(tmp_path)
-    store.left, store.others = calls, alter
-    take_over(store)
-    if store.others is not None:
-        alter()
-    latest = latest_version(other, FIRST)
-    assert latest is not None
-    assert (latest.names, numbers(other)) == (("v", "x"), [1, 2])
-    assert version_of(other, table("v", "w", "x", since_us=3)).names == ("v", "x", "w")
-
-
-def test_ids_that_an_older_version_gave_otherwise_are_refused(tmp_path: Path) -> None:
-    store = LocalStore(tmp_path)
-    version_of(store, table("v", "x"))
-    (tmp_path / f"schemas/{FIRST}.json").unlink()
-    earlier_layout(store, table("v"), table("v", "w"))
-    with pytest.raises(TableVersionError, match="give other ids to columns"):
-        version_of(store, table("v", "w"))
+    assert [one in begun for one in (FIRST, SECOND)] == [False, True]
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b'{"histories": []}', b'{"histories": {"shop.t": "one"}}'])
@@ -399,16 +244,6 @@ def test_a_schema_in_between_that_a_node_shows_late_gets_no_number(tmp_path: Pat
     assert (behind.number, behind.names, behind.table) == (2, latest.names, table("u", "v"))
     assert latest_version(store, FIRST) == latest
     assert numbers(store) == [1, 2]
-
-
-def test_of_two_tables_of_layout_2_the_one_that_was_created_last_comes_last(tmp_path: Path) -> None:
-    store = LocalStore(tmp_path)
-    # The ids begin with the low bits of the time.
-    before, after = "ffffffff000011f1b000000000000000", "00000000000111f1b000000000000000"
-    earlier_layout(store, table("v", table_id=before))
-    earlier_layout(store, table("w", table_id=after))
-    take_over(store)
-    assert [entry.version.table_id for entry in history_of(store, "shop", "t")] == [before, after]
 
 
 def test_a_version_is_found_when_its_place_is_lost(tmp_path: Path) -> None:

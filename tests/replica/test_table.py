@@ -196,7 +196,7 @@ def test_what_was_deleted_before_a_base_was_read_or_repaired_is_not_known(spark:
         return state_of(tmp_path, simple()).deletions_known_from_us - CLOCK_SKEW_US
 
     write_base(tmp_path, simple(), simple_images(10))
-    assert known_from_us() == NOW_MS * 1000, "a version before has made it: when it was read is all that it says"
+    assert known_from_us() == NOW_MS * 1000, "when it was read is all that it says"
     write_base(tmp_path, simple(), simple_images(10), properties={"deletions_from_us": "7"})
     assert known_from_us() == 7
     rows = spark.createDataFrame(simple_images(5))

@@ -27,7 +27,7 @@ def conf(tmp_path: Path) -> Path:
 @pytest.fixture
 def store(tmp_path: Path) -> LocalStore:
     found = LocalStore(tmp_path / "lake")
-    note_gap(found, Gap("4e5d", "10.0.0.1:9042", "CommitLog-7-1.log", 0, 1000, {ORDERS: "shop.orders"}, (), True))
+    note_gap(found, Gap("4e5d", "10.0.0.1:9042", "CommitLog-7-1.log", 0, 1000, {ORDERS: "shop.orders"}, ()))
     return found
 
 

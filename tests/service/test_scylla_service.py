@@ -193,7 +193,7 @@ def test_what_a_log_has_forgotten_is_critical_until_the_table_was_verified(tmp_p
     config, store = Config.model_validate({**document, "airflow": {"url": "http://127.0.0.1:9"}}), LocalStore(tmp_path)
     note_database(store, of_scylla=True)
     tables = {"5" * 32: "shop.orders"}
-    note_gap(store, Gap(CDC_LOGS, "", "shop.orders-5000", 5000, 65_000, tables, (), is_whole=True))
+    note_gap(store, Gap(CDC_LOGS, "", "shop.orders-5000", 5000, 65_000, tables, ()))
     put_status(store, "bucket_close", "close", {"tables": {"shop.orders": {"table_id": "5" * 32, "replica_pass": 3}}})
     seen = look(config, store, NOW_S)
     (gap,) = [problem for problem in seen.problems if problem.is_critical]

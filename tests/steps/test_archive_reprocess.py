@@ -51,7 +51,7 @@ class Reprocessed:
         patch.setattr(Reprocessor, "_ring_of", lambda _, keyspace: ring(keyspace))
         self.sync.stager._windows()
         for table in TABLES:
-            CdcBegun(self.store).begins(table.table_id)
+            CdcBegun(self.store).begins(table.table_id, 0)
 
     def told(self) -> NodeTables:
         ids = frozenset(table.table_id for table in self.tables)

@@ -182,14 +182,3 @@ def test_what_a_repair_takes_out_no_replica_has(lake: Lake) -> None:
     assert repair_level(lake.store, plan) == "LOCAL_QUORUM"
     lake.publish(NOW, [ALONE], by_arrival=False)
     assert repair_level(lake.store, plan) == "ALL"
-
-
-def test_a_version_before_has_removed_the_changes(lake: Lake) -> None:
-    """What it has left is added."""
-    lake.publish(NOW, [ALONE], by_arrival=False)
-    lake.publish(NOW, [Write(3, 1, "y", NOW.start * 1000 + 7)], by_arrival=False)
-    for key in lake.passes[0].changes:
-        lake.store.delete(key)
-    bootstrap(lake, "b1")
-    caught_up(follow_ups(lake))
-    assert rows_of_replica(lake) == {(3, 1): "y"}

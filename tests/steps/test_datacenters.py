@@ -123,11 +123,3 @@ def test_a_quorum_is_one_of_those_that_are_asked() -> None:
         return bool(ranked(RingSnapshot(hosts(down=down), BOTH)).most_live.all())
 
     assert [most(down) for down in ("", "a", "ab", "def")] == [True, True, False, True]
-
-
-def test_a_plan_of_a_version_before_is_understood(lake: Lake) -> None:
-    plan = SyncPlan(Bucket(0, 60_000), hosts(), {}, ())
-    old = plan.to_json().replace(', "is_local": true', "").replace(', "is_local": false', "")
-    old = old.replace(', "is_read": true', "").removesuffix("}") + ', "unread": ["d", "e", "f"]}'
-    found = SyncPlan.from_json(old)
-    assert [host.id for host in found.read_hosts] == ["a", "b", "c"]

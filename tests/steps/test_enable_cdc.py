@@ -7,6 +7,7 @@ import itertools
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,17 +15,24 @@ from cassandra import DriverException, RequestExecutionException, Unauthorized
 from cassandra.cluster import NoHostAvailable
 
 import ringsync.cluster.shared
+from ringsync.changes.columns import logged_tables
 from ringsync.cluster.node import OneNode, one_node
-from ringsync.cluster.schema import read_table
+from ringsync.cluster.schema import read_node_tables, read_table, read_tables
 from ringsync.cluster.session import ClusterError, ClusterSettings, connect
 from ringsync.cluster.shared import Shared
 from ringsync.config import load_config
+from ringsync.formats.commitlog.reader import read_log
+from ringsync.ledger.gaps import Gaps, close_gap
+from ringsync.ledger.left_tables import LeftTable, left_tables
+from ringsync.ledger.table_versions import CdcBegun
 from ringsync.schema.table import TableSchema
 from ringsync.status import read_status
 from ringsync.steps.application import Application, ExitCode, StepError
 from ringsync.steps.archive import commitlog_archive
 from ringsync.steps.bootstrap import enable_cdc as prepare_cdc
 from ringsync.steps.bootstrap.enable_cdc import disable_cdc, enable_cdc
+from ringsync.steps.holes import note_holes_of
+from ringsync.steps.stage.switched_off import note_switched_off, switched_off
 from ringsync.storage.local import LocalStore
 from ringsync.wiring import store_of
 from servers.cassandra import CassandraNode, NodeSettings
@@ -84,6 +92,7 @@ def test_what_was_prepared_before_is_captured(tmp_path: Path, cache: Path, versi
             while not indexes(node):
                 assert time.monotonic() < deadline, "the write was not captured"
                 time.sleep(0.2)
+            has_gap_by_its_log(node, session, own, store)
             # Nobody empties cdc_raw: without cdc no write is refused, by statements that were prepared before either.
             with pytest.raises((DriverException, RequestExecutionException)):
                 fill(session, prepared["orders"], megabytes=20)
@@ -93,6 +102,48 @@ def test_what_was_prepared_before_is_captured(tmp_path: Path, cache: Path, versi
             fill(session, prepared["orders"], megabytes=20)
         finally:
             cluster.shutdown()
+
+
+def has_gap_by_its_log(node: CassandraNode, session: Any, own: Any, store: LocalStore) -> None:
+    """A table loses cdc and gets it again while nobody looks. And all of its options are written at each ALTER."""
+    asked, table = one_node(own), read_table(own, "shop", "plain")
+    CdcBegun(store).begins(table.table_id, read_node_tables(asked).altered_ms[table.table_id])
+    session.execute("ALTER TABLE shop.plain WITH comment = 'other'")
+    before_ms = int(time.time() * 1000)
+    session.execute("ALTER TABLE shop.plain WITH cdc = false")
+    after_ms = int(time.time() * 1000)
+    for statement in ("cdc = true", "comment = 'another'"):
+        session.execute(f"ALTER TABLE shop.plain WITH {statement}")
+    tables, found, deadline = read_tables(own).tables, set[tuple[str, int]](), time.monotonic() + 20
+    while not (found := found_in_log(node, tables, table)) or max(found)[1] < before_ms:
+        assert time.monotonic() < deadline, "the log does not tell it"
+        session.execute("INSERT INTO shop.plain (id, v) VALUES (3, 0x00)")
+        time.sleep(0.2)
+    assert before_ms <= max(found)[1] <= after_ms
+    assert len(found) == 2, "the table was created without cdc, and lost it"
+    note_switched_off(store, CdcBegun(store), found)
+    (left,) = left_tables(store).values()
+    assert left == LeftTable(max(found)[1], has_cdc=False)
+    sync = SimpleNamespace(follows=lambda name: name == table.full_name, run_s=600.0)
+    config: Any = SimpleNamespace(sync=sync, commitlog_processor_window_interval_ms=60_000)
+    note_holes_of(store, config, asked)
+    (gap,) = Gaps(store).look().values()
+    assert gap is not None
+    assert (gap.since_ms, left_tables(store)) == (max(found)[1], {})
+    close_gap(store, gap.key)
+    note_switched_off(store, CdcBegun(store), found)  # of another node's log, which is read later
+    assert left_tables(store) == {}
+    store.delete(f"cdc_begun/{table.table_id}.json")
+
+
+def found_in_log(node: CassandraNode, tables: tuple[TableSchema, ...], table: TableSchema) -> set[tuple[str, int]]:
+    """The statements of the node's log after which a table has no cdc."""
+    found = set[tuple[str, int]]()
+    for index in indexes(node):
+        segment = index.with_name(index.name.replace("_cdc.idx", ".log"))
+        for changes in read_log(segment.read_bytes(), segment.name, logged_tables(tables)).batches:
+            found |= {one for one in switched_off(changes.rows, tables) if one[0] == table.table_id}
+    return found
 
 
 def fill(session: Any, insert: Any, megabytes: int) -> None:

@@ -162,7 +162,7 @@ def test_each_record_has_one_outcome(world: World) -> None:
     for table in (ORDERS, KEYS, VECTORS):
         world.errors.put(few(table, 2), NODE)
     version_of(world.store, ORDERS)
-    CdcBegun(world.store).begins(ORDERS.table_id)
+    CdcBegun(world.store).begins(ORDERS.table_id, 0)
     mark_dropped(world.store, ORDERS.keyspace, ORDERS.name, ORDERS.table_id, 1)
     there = tuple(table for table in TABLES if table != ORDERS)
     world.tables = known(world.store, there, tuple(table for table in there if table != KEYS))
@@ -213,7 +213,7 @@ def test_rows_of_a_table_that_out_of_sequence_found_gone_are_removed(world: Worl
     """Nobody has marked it as dropped yet: that it is gone for good is for the late step to find out."""
     world.errors.put(few(ORDERS, 2), NODE)
     version_of(world.store, ORDERS)
-    CdcBegun(world.store).begins(ORDERS.table_id)
+    CdcBegun(world.store).begins(ORDERS.table_id, 0)
     world.tables = known(world.store, tuple(table for table in TABLES if table != ORDERS))
 
     def forget() -> None:

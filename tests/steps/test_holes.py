@@ -14,14 +14,16 @@ import pytest
 from ringsync.cluster.schema import NodeTables
 from ringsync.ledger.archive import archive_segment
 from ringsync.ledger.dropped_tables import mark_dropped
-from ringsync.ledger.gaps import Gaps, note_verified
+from ringsync.ledger.gaps import Gaps, close_gap, note_verified
 from ringsync.ledger.left_tables import left_tables
+from ringsync.ledger.table_versions import CdcBegun
 from ringsync.ring.ring import Host, Replication
 from ringsync.schema.table import Schema
 from ringsync.service.expected import CLOSE
 from ringsync.service.lost import look_for_lost
 from ringsync.service.problem import Kind, Problem
 from ringsync.steps import holes, sync_plan
+from ringsync.steps.stage.switched_off import note_switched_off
 from ringsync.steps.sync_plan import SyncPlan, interval_at
 from ringsync.storage.local import LocalStore
 from tests.steps.test_close import TABLE
@@ -41,6 +43,7 @@ class World:
     with_cdc: set[str] = field(default_factory=lambda: {TABLE.table_id, OTHER.table_id})
     left_out: set[str] = field(default_factory=set)
     of_scylla: bool = False
+    altered_ms: int = 0
 
     def plan(self, minutes: int = 1) -> SyncPlan:
         sync = SimpleNamespace(
@@ -77,7 +80,9 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     simple = Replication("SimpleStrategy", (("", 1),))
     monkeypatch.setattr(sync_plan, "read_replications", lambda session, names: dict.fromkeys(names, simple))
     monkeypatch.setattr(
-        sync_plan, "read_node_tables", lambda node: NodeTables(ids, frozenset(found.with_cdc), {}), raising=True
+        sync_plan,
+        "read_node_tables",
+        lambda node: NodeTables(ids, frozenset(found.with_cdc), dict.fromkeys(ids, found.altered_ms)),
     )
     monkeypatch.setattr(sync_plan, "ask_one", lambda session, read: read(session))
     monkeypatch.setattr(sync_plan, "is_scylla", lambda session: found.of_scylla)
@@ -187,6 +192,49 @@ def test_a_table_that_had_no_cdc_for_some_seconds_has_a_gap(world: World, monkey
     assert len(world.gaps()) == 1
     world.plan(2)
     assert len(world.gaps()) == 1
+
+
+def test_a_table_without_cdc_while_nobody_looked_has_a_gap(world: World) -> None:
+    """The sync stood still, or cdc was back a moment later: only the log tells it, that of each node."""
+    world.altered_ms = begun_ms = world.now_ms
+    world.plan(2)
+    off_ms, world.altered_ms = world.now_ms + 1000, world.now_ms + 2000
+
+    def read_logs(*off: int) -> None:
+        note_switched_off(world.store, CdcBegun(world.store), {(TABLE.table_id, at_ms) for at_ms in off})
+
+    read_logs(begun_ms - 5000, begun_ms)
+    world.plan()
+    assert world.gaps() == [], "it was not followed before"
+    read_logs(begun_ms, off_ms + 500, off_ms)
+    world.plan()
+    (problem,) = world.gaps()
+    assert problem.kind == Kind.TABLE_GAP
+    (gap,) = Gaps(world.store).look().values()
+    assert gap is not None
+    assert (gap.since_ms, left_tables(world.store)) == (off_ms, {})
+    note_verified(world.store, TABLE.table_id, gap.found_ms + 1)
+    close_gap(world.store, gap.key)
+    read_logs(off_ms, off_ms + 500)  # of a node that was down
+    world.plan()
+    assert world.gaps() == []
+    read_logs(world.altered_ms + 1)
+    world.plan()
+    assert len(world.gaps()) == 1, "it has lost it once more"
+
+
+@pytest.mark.parametrize("note", [b"", b"{}", b"[]", b'{"altered_ms": "x"}'])
+def test_a_damaged_note_of_when_a_table_began_is_no_silence(world: World, note: bytes) -> None:
+    world.plan(2)
+    world.store.put(f"cdc_begun/{TABLE.table_id}.json", note)
+    note_switched_off(world.store, CdcBegun(world.store), {(TABLE.table_id, world.now_ms)})
+    world.plan()
+    assert len(world.gaps()) == 1
+
+
+def test_a_table_that_was_never_followed_may_lose_cdc(world: World) -> None:
+    note_switched_off(world.store, CdcBegun(world.store), {("e" * 32, world.now_ms)})
+    assert left_tables(world.store) == {}
 
 
 def test_a_damaged_note_is_a_gap_since_nobody_knows_when(world: World) -> None:

@@ -137,7 +137,7 @@ def test_a_gap_names_a_table_that_has_cdc_since_the_last_plan(tmp_path: Path, mo
         sync.cycle(seconds)
     ((_, gap),) = Gaps(sync.store).look().items()
     assert gap is not None
-    assert (gap.is_whole, gap.tables[table.table_id]) == (True, table.full_name)
+    assert gap.tables[table.table_id] == table.full_name
 
 
 def test_the_gap_of_a_node_that_left_names_a_table_that_could_not_be_planned(

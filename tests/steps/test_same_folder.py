@@ -377,15 +377,6 @@ def test_a_node_that_cannot_be_asked_is_claimed_where_the_mended_configuration_s
     assert (nodes.why(worker, HOST), nodes.segment.exists()) == ("", False)
 
 
-def test_a_node_that_cannot_be_asked_is_claimed_where_a_version_without_claims_read_it(nodes: Nodes) -> None:
-    nodes.hosts = (HOST,)
-    del nodes.says[HOST.id]
-    nodes.store.put(f"staging/nodes/{HOST.id}", str(nodes.raw).encode())
-    for _ in range(2):
-        nodes.minute(nodes.stager)
-    assert (nodes.why(nodes.stager, HOST), nodes.segment.exists()) == ("", False)
-
-
 def test_who_has_lost_the_claim_of_a_node_that_cannot_be_asked_is_told_what_to_do(nodes: Nodes) -> None:
     nodes.hosts = (HOST,)
     del nodes.says[HOST.id]

@@ -127,7 +127,7 @@ def test_a_commit_before_which_one_cannot_be_read_stays_without_its_rows(store: 
 
 
 def test_files_of_tries_that_no_commit_lists_are_swept(store: LocalStore) -> None:
-    """Also when a run lasts long. What may yet be committed stays, and what older versions have named otherwise."""
+    """Also when a run lasts long. What may yet be committed stays, and what is not ours."""
     lost, own = rows_key("node-1", 1, "lost"), rows_key("node-1", 1, "own")
     coming, other = rows_key("node-1", 3, "coming"), rows_key("node-2", 1, "coming")
     unclear, older = rows_key("node-3", 1, "unclear"), "staging/rows/node-1/1790000000000-0-abcdef01.arrow"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import lzma
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ringsync.ledger.left_tables import LeftTable, left_tables
 from ringsync.schema.table import UnreadableTable
 from ringsync.steps.absent_tables import GONE_AFTER_S
 from ringsync.steps.stage import commitlog_stage
@@ -56,6 +58,27 @@ def test_what_is_logged_before_and_after_cdc_is_switched_off(tmp_path: Path, mon
     cluster.alter(sync.now_s, ())
     copy(sync.segment, 2)
     assert sync.cycle().counts["not_cdc"] == of_table, "it has cdc again"
+
+
+def test_that_a_table_lost_cdc_is_noted_before_its_log_is_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody reads it again."""
+    sync = Sync(tmp_path, Cluster(TABLES, TABLES), monkeypatch)
+    off = (written().table_id, int(NOW_S * 1000))
+    stage_all, put_commit = sync.stager._stage, commitlog_stage.put_commit
+    monkeypatch.setattr(
+        sync.stager,
+        "_stage",
+        lambda *given: [replace(part, switched_off=frozenset({off})) for part in stage_all(*given)],
+    )
+
+    def put(*given: Any) -> Any:
+        assert left_tables(sync.store) == {off[0]: LeftTable(off[1], has_cdc=False)}
+        return put_commit(*given)
+
+    monkeypatch.setattr(commitlog_stage, "put_commit", put)
+    assert sync.cycle().number == 1
 
 
 def test_a_table_that_was_never_followed_is_no_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

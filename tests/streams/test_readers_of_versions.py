@@ -17,7 +17,7 @@ from ringsync.avro.mapping import Mapping, without_logical_types
 from ringsync.changes.identity import TableVersion
 from ringsync.cql.types import CqlType, ListType, MapType, Native, UserType
 from ringsync.images.schema import lake_names
-from ringsync.ledger.table_versions import as_recorded, history_of, version_of
+from ringsync.ledger.table_versions import as_recorded, version_of
 from ringsync.schema.description import describe, from_description
 from ringsync.schema.table import Column, DroppedColumn, TableSchema
 from ringsync.storage.local import LocalStore
@@ -214,34 +214,6 @@ def test_a_former_name_of_a_key_stays_its_alias(tmp_path: Path) -> None:
     assert key_schema(added, "demo", "exact")["fields"][1]["aliases"] == ["c"]
     back = version_of(store, version_with("c", {"v": INT})).table
     assert key_schema(back, "demo", "exact")["fields"][1]["aliases"] == ["seq"]
-
-
-def test_a_history_of_an_earlier_ringsync_goes_on(tmp_path: Path) -> None:
-    """Its versions do not say which names there were, but the ids of columns do."""
-    store = LocalStore(tmp_path)
-    version_of(store, version_with("c", {"a_b": INT}))
-    key = "schemas/shop.orders/000001.json"
-    document = store.get(key).replace(b'"every_name"', b'"x"').replace(b'"former_keys"', b'"y"')
-    store.put(key, document)
-    (entry,) = history_of(store, "shop", "orders")
-    assert entry.version.table.every_name == ("id", "c", "a_b")
-    table = version_of(store, version_with("seq", {"a_b": INT, "a b": INT})).table
-    assert lake_names(table) == {"id": "id", "seq": "seq", "a b": "a_b_", "a_b": "a_b"}
-    assert table.former_keys == ((), ("c",))
-
-
-def test_columns_of_a_history_of_an_earlier_ringsync_keep_their_names_in_the_lake(tmp_path: Path) -> None:
-    """The sync named them by the order of the table, replica_merge by that of their ids: one's values were read as the
-    other's."""
-    store = LocalStore(tmp_path)
-    version_of(store, version_with("c", {"a_b": INT}))
-    shown = replace(version_with("c", {"a_b": INT, "a b": INT}), since_us=9)
-    version_of(store, shown)
-    for number in (1, 2):
-        key = f"schemas/shop.orders/{number:06}.json"
-        store.put(key, store.get(key).replace(b'"every_name"', b'"x"').replace(b'"former_keys"', b'"y"'))
-    found = [lake_names(version_of(store, shown).table), lake_names(as_recorded(store, shown)), lake_names(shown)]
-    assert found[0] == found[1] == found[2] == {"id": "id", "c": "c", "a b": "a_b", "a_b": "a_b_"}
 
 
 def test_a_column_of_keys_only(tmp_path: Path) -> None:

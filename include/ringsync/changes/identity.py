@@ -133,7 +133,7 @@ class TableVersion:
         lowest = int(integers(rows["schema_version"]).min(initial=highest))
         if rows.num_rows and lowest < 1:
             raise UnresolvedRowsError(
-                f"rows of {self.table.full_name} were staged without a version of its schema, by an older ringsync: "
+                f"rows of {self.table.full_name} were staged without a version of its schema: "
                 f"it is unknown whether they follow version {self.number}"
             )
         if highest > self.number:

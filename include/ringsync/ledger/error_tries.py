@@ -5,7 +5,7 @@ A try says which rows of ``processor_error`` wait for which files of late rows. 
 
 That a file is gone says nothing: somebody may have removed it. So ``out_of_sequence`` puts a mark
 ``errors/taken/<id>/<table id>`` before it removes the file: its rows are published, or their table is gone. A mark goes
-after its try. Versions before did not mark files; of theirs, the digests of the rows are proof, while these are kept.
+after its try. Without a mark, the digests of the rows are proof, while these are kept.
 """
 
 from __future__ import annotations

@@ -41,7 +41,6 @@ class Gap:
     :ivar found_ms: when it was missed; of a CDC log or a table, the first write time that is there
     :ivar tables: names of the tables whose changes may have been in it, by id
     :ivar ranges: token ranges (start, end] that the node had replicas of; none: it has left the ring
-    :ivar is_whole: whether ``tables`` has all of them. An earlier ringsync named only those that were planned
     """
 
     node: str
@@ -51,7 +50,6 @@ class Gap:
     found_ms: int
     tables: Mapping[str, str]
     ranges: tuple[tuple[int, int], ...]
-    is_whole: bool = False
 
     @property
     def key(self) -> str:
@@ -146,7 +144,6 @@ class Judge:
     """Tells what gaps wait for. It asks the store once for all gaps, and once for a table of which nobody has told.
 
     :param followed: the tables that are followed now, by name
-    :param left_out: names of tables that should be followed, and cannot be now
     :param has_replica: looks up whether there is a replica of a table of this name
     :raises StorageError: the store cannot be used; so do the methods
     """
@@ -155,11 +152,9 @@ class Judge:
         self,
         store: ObjectStore,
         followed: Mapping[str, Followed],
-        left_out: Collection[str],
         has_replica: Callable[[str], bool],
     ) -> None:
-        self._followed, self._left_out = followed, left_out
-        self._look_up = has_replica
+        self._followed, self._look_up = followed, has_replica
         self._there: dict[str, bool] = {}
         self._verified_ms = _verified(store)
         self._dropped = all_dropped(store)
@@ -169,15 +164,10 @@ class Judge:
 
         Without any verification it is not over, though there be no replica: somebody has to take note of it.
         """
-        tables = dict(gap.tables)
-        if not gap.is_whole:
-            tables |= {table.table_id: name for name, table in self._followed.items()}
-        since = {table_id for table_id in tables if self._verified_ms.get(table_id, 0) > gap.found_ms}
+        since = {table_id for table_id in gap.tables if self._verified_ms.get(table_id, 0) > gap.found_ms}
         late = {
-            name for table_id, name in tables.items() if table_id not in since and not self._is_gone(table_id, name)
+            name for table_id, name in gap.tables.items() if table_id not in since and not self._is_gone(table_id, name)
         }
-        if not gap.is_whole:
-            late |= set(self._left_out) - set(tables.values())
         waiting = [name for name in sorted(late) if self._has_replica(name)]
         if not waiting and since:
             waiting = [name for name in sorted(late) if self._is_there(name)]  # one may have been made just now
@@ -242,24 +232,17 @@ def gap_key(name: str) -> str:
 
 def note_verified(store: ObjectStore, table_id: str, began_ms: int) -> None:
     """Record that a verification of a whole table, which began then, has found it equal."""
-    folder = f"{_VERIFIED}{table_id}"
-    store.put(f"{folder}/{began_ms:013}.json", json.dumps({"at_ms": began_ms}).encode())
-    newest = _verified(store, table_id).get(table_id, began_ms)
-    for stat in store.list(folder):
-        if stat.key != f"{folder}/{newest:013}.json":
-            store.delete(stat.key)
+    folder = f"{_VERIFIED}{table_id}/"
+    store.put(f"{folder}{began_ms:013}.json", b"{}")
+    for key in sorted(stat.key for stat in list_named(store, folder, r"\d{13}\.json"))[:-1]:
+        store.delete(key)
 
 
-def _verified(store: ObjectStore, table_id: str = "") -> dict[str, int]:
+def _verified(store: ObjectStore) -> dict[str, int]:
     """List when tables were last found equal, ms since the epoch, by their ids."""
-    found: dict[str, int] = {}
-    for stat in store.list(f"{_VERIFIED}{table_id}"):
-        one, _, moment = stat.key.removeprefix(_VERIFIED).removesuffix(".json").partition("/")
-        with suppress(ChecksumError, ValueError, TypeError, KeyError):
-            # An earlier ringsync put one object for a table, and the time is only in there.
-            at_ms = int(moment or (get_json(store, stat.key) or {})["at_ms"])
-            found[one] = max(at_ms, found.get(one, 0))
-    return found
+    keys = sorted(stat.key for stat in list_named(store, _VERIFIED, r"[0-9a-f]{32}/\d{13}\.json"))
+    names = (key.removesuffix(".json").split("/") for key in keys)
+    return {table_id: int(moment) for _, table_id, moment in names}  # the latest of each comes last
 
 
 def _created(table_id: str) -> int:

@@ -85,7 +85,7 @@ class Pass:
     :ivar digests: keys of the digests of the published rows, by bucket (or :data:`LATE`)
     :ivar lag_ms: time from write to message of its changes, the median, ms; 0: unknown
     :ivar epoch: the replicas when the pass was made; for ``rows`` its ring is that of the whole copy, empty if that has
-        changed. None: unknown, an older version has made the pass
+        changed. None: the pass is a mark
     """
 
     number: int
@@ -140,7 +140,7 @@ class Pass:
 
 
 def pass_folder(number: int) -> str:
-    """Name a pass's folder in the stream. Names sort by number, after ``bootstrap-…`` of older versions."""
+    """Name a pass's folder in the stream. Names sort by number."""
     return f"pass-{number:012}"
 
 
@@ -407,12 +407,10 @@ def first_to_add(store: ObjectStore, passes: Mapping[int, Pass], begin: int, rea
     :param ring: see :meth:`Pass.is_seen_in`
     """
     since_ms = passes[begin].created_at_ms - reach_ms
-    there = {stat.key for stat in store.list(f"sync/{passes[begin].table_id}/changes/")}
     first = begin + 1
     for number in sorted((known for known in passes if known < begin), reverse=True):
         earlier = passes[number]
-        # Older versions did not keep the changes so long.
-        if earlier.created_at_ms < since_ms or not there.issuperset(earlier.changes):
+        if earlier.created_at_ms < since_ms:
             break
         if earlier.kind == "changes" and not earlier.is_seen_in(ring):
             first = number

@@ -51,8 +51,7 @@ class SchemaLog:
 
     :ivar number: number of the last change that was read; 0: none
     :ivar schema: schema after it
-    :ivar told: newest version of each table that a change named, by full name. A log that an earlier ringsync began
-        may lack some
+    :ivar told: newest version of each table that a change named, by full name
     """
 
     def __init__(self, store: ObjectStore) -> None:

@@ -285,7 +285,7 @@ def rows_keys(store: ObjectStore) -> list[str]:
 def commit_of_rows(key: str) -> tuple[str, int] | None:
     """Return node and number of the commit that a file of blocks was written for.
 
-    :returns: host id and number; None: an older version wrote the file, and its commit is unknown
+    :returns: host id and number; None: this file is not ours
     """
     match = _ROWS_KEY.fullmatch(key)
     return (match[1], int(match[2])) if match else None

@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import re
 import time
-import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -28,13 +27,8 @@ from ringsync.schema.table import TableSchema
 from ringsync.storage.port import AlreadyExistsError, ChecksumError, ObjectStore, StorageError, get_json, list_named
 
 _BEGUN = "cdc_begun/"
-_ALL_BEGUN = "cdc_begun/taken_over.json"
-_OF_ID = re.compile(r"schemas/([0-9a-f]{32})(/|\.json$)")
 _VERSION = re.compile(r"/[0-9]{6,}\.json$")
 """Of other objects beside versions, e.g. a damaged one that somebody has set aside, nothing is read."""
-_OLD = re.compile(r"schemas/[0-9a-f]{32}/[0-9]+\.json")
-_TAKEN_OVER = b'{"taken_over": true}'
-"""Ends the versions of layout 2: an older ringsync that still runs fails at it."""
 
 
 Places = dict[str, int]
@@ -124,7 +118,7 @@ def latest_version(store: ObjectStore, table_id: str) -> TableVersion | None:
     :param table_id: 32 hexadecimal digits
     :raises TableVersionError: the version is damaged
     """
-    return _newest(store, table_id, _places(store, table_id) or {table_id: 1})  # the latter: layout 2
+    return _newest(store, table_id, _places(store, table_id))
 
 
 def lost_version(store: ObjectStore, table_id: str) -> TableVersion | None:
@@ -193,52 +187,11 @@ def _is_form_of(entry: HistoryEntry, version: TableVersion) -> bool:
     return entry.form_of == version.number or entry.version.table == version.table
 
 
-def take_over(store: ObjectStore) -> None:
-    """Take over the histories of layout 2, which numbered the versions of each table id. One that is damaged stays as
-    it is: whoever needs it fails, all others go on."""
-    table_ids = {stat.key.split("/")[1] for stat in store.list("schemas/") if _OLD.fullmatch(stat.key)}
-    # Of tables with one name the one that was created last comes last. Ids of `WITH ID` may have no time.
-    for table_id in sorted(table_ids, key=lambda table_id: uuid.UUID(table_id).time):
-        try:
-            _take_over(store, table_id)
-        except TableVersionError as error:
-            print(f"ringsync: warning: {error}", flush=True)
-
-
-def _take_over(store: ObjectStore, table_id: str) -> None:
-    """Bring the newest version of a table into its history, and let no process of before put another.
-
-    :raises TableVersionError: the version is damaged, or an older ringsync has given the ids of columns otherwise
-    """
-    while (keys := _history(store, table_id)) and store.get(keys[-1]) != _TAKEN_OVER:
-        old = _read(store, keys[-1]).version
-        history = _history(store, _name(old.table))
-        there = next(_newest_first(store, history, table_id), None)
-        # Ids are only ever added: a version with all ids of the old one, and maybe more, is no older.
-        if there is None or not _has_ids_of(there, old):
-            if there is not None and not _has_ids_of(old, there):
-                raise TableVersionError(
-                    f"{keys[-1]} and version {there.number} in schemas/{_name(old.table)}/ give other ids to columns "
-                    f"of {old.table.full_name}: an older ringsync ran beside this one. Bootstrap the table under a new "
-                    "name, or drop it and create it again"
-                )
-            there = _put(store, history, old)
-        if there is not None:
-            _add_place(store, old.table, there.number)
-            with suppress(AlreadyExistsError):
-                store.put(_key(table_id, _number(keys[-1]) + 1), _TAKEN_OVER, if_absent=True)
-
-
-def _has_ids_of(version: TableVersion, other: TableVersion) -> bool:
-    return version.names[: len(other.names)] == other.names
-
-
 def _open_history(store: ObjectStore, table: TableSchema) -> Places:
     """Make the history of a table known by the table's id, before its first version is put there."""
     places = _places(store, table.table_id)
     if _name(table) in places:
         return places
-    _take_over(store, table.table_id)
     keys = _history(store, _name(table))
     # If the place was lost, the table has versions. One that is damaged may be another table's.
     own = [key for key in keys if _is_of(store, key, table.table_id)]
@@ -371,29 +324,9 @@ def version_document(version: TableVersion) -> dict[str, Any]:
 
 
 def version_from(document: Mapping[str, Any]) -> TableVersion:
-    """Read a version from JSON values (:func:`version_document`).
-
-    Those of earlier versions of ringsync lack ``every_name``: columns got their names in the lake in the order of the
-    table, so they keep these.
-    """
+    """Read a version from JSON values (:func:`version_document`)."""
     number, names, description = (document[name] for name in ("number", "columns_by_id", "table"))
-    table = from_description(description)
-    every_name = table.every_name or tuple(dict.fromkeys((*(column.name for column in table.columns), *names)))
-    return TableVersion(replace(table, every_name=every_name), number, tuple(names))
-
-
-def take_over_followed(store: ObjectStore) -> None:
-    """Mark tables as followed that an earlier version followed: it had histories of these only."""
-    if store.stat(_ALL_BEGUN) is None:
-        known = (_OF_ID.match(stat.key) for stat in store.list("schemas/"))
-        for table_id in sorted({match[1] for match in known if match}):
-            _mark_begun(store, table_id)
-        store.put(_ALL_BEGUN, b"{}")
-
-
-def _mark_begun(store: ObjectStore, table_id: str) -> None:
-    with suppress(AlreadyExistsError):
-        store.put(f"{_BEGUN}{table_id}.json", b"{}", if_absent=True)
+    return TableVersion(from_description(description), number, tuple(names))
 
 
 class CdcBegun:
@@ -401,15 +334,33 @@ class CdcBegun:
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
-        take_over_followed(store)
         keys = (stat.key for stat in list_named(store, _BEGUN, r"[^./ ]+\.json"))
-        self._begun = {key.removeprefix(_BEGUN).removesuffix(".json") for key in keys if key != _ALL_BEGUN}
+        self._begun = {key.removeprefix(_BEGUN).removesuffix(".json") for key in keys}
 
     def __contains__(self, table_id: str) -> bool:
         return table_id in self._begun
 
-    def begins(self, table_id: str) -> None:
-        """Record that the table has cdc."""
+    def begins(self, table_id: str, altered_ms: int) -> None:
+        """Record that the table has cdc.
+
+        :param altered_ms: when it was altered last, ms since the epoch
+        """
         if table_id not in self._begun:
-            _mark_begun(self._store, table_id)
+            with suppress(AlreadyExistsError):
+                self._put(table_id, altered_ms, if_absent=True)
             self._begun.add(table_id)
+
+    def begins_again(self, table_id: str, altered_ms: int) -> None:
+        """Record that the table has cdc again, and that the gap of the time before is noted."""
+        self._put(table_id, altered_ms)
+
+    def altered_ms(self, table_id: str) -> int:
+        """Return when the table was altered last before it got cdc, or got it again, ms since the epoch. What it had
+        before is no gap, or is one that was noted. 0: that is damaged, so nobody knows."""
+        with suppress(ChecksumError, ValueError, TypeError, KeyError):
+            return int((get_json(self._store, f"{_BEGUN}{table_id}.json") or {})["altered_ms"])
+        return 0
+
+    def _put(self, table_id: str, altered_ms: int, *, if_absent: bool = False) -> None:
+        data = json.dumps({"altered_ms": altered_ms}).encode()
+        self._store.put(f"{_BEGUN}{table_id}.json", data, if_absent=if_absent)

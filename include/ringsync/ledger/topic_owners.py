@@ -93,13 +93,7 @@ def _end(store: ObjectStore, old: TopicOwner, now_ms: int) -> int:
 
 
 def _behind(store: ObjectStore, topic: str, known: list[TopicOwner], table_id: str, now_ms: int) -> int:
-    """Find the number after which a new table's passes begin: the former table's end, or the topic's last folder.
-
-    An older version did not record the owners of a topic, so several tables could have the same numbers. There a table
-    that has passes continues with them.
-    """
-    if not known and pass_numbers(store, table_id):
-        return 0
+    """Find the number after which a new table's passes begin: the former table's end, or the topic's last folder."""
     end = _end(store, known[-1], now_ms) if known else 0
     topics = (topic, bootstrap_topic(topic))
     folders = [folder for name in topics for folder in FileStream(store, name).folders()]

@@ -135,7 +135,7 @@ def check_readable(uri: str, found: Mapping[str, str], columns: Collection[str],
     names = lake_names(table)
     has_keys = all(names[column.name] in columns for column in table.key_columns)
     missing = [name for name in names.values() if name not in columns]
-    reason = "it was written by an earlier ringsync, which did not note what was dropped"
+    reason = "its properties ringsync.key_columns and ringsync.dropped are gone"
     if found.get("schema_digest") == table.digest:
         if not missing:
             return

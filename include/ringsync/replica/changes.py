@@ -382,8 +382,7 @@ def _state(
         check_same_schema(changes_uri, properties_of(changes), table)
         check_columns(changes_uri, changes, table, changes_schema)
     check_columns(uri, base, table, row_image_schema)
-    # Bases of older versions do not say from when they know of deletions: take the end of their reading.
-    deletions_from_us = int(found.get("deletions_from_us") or found.get("read_until_us") or found.get("as_of_us", "0"))
+    deletions_from_us = int(found.get("deletions_from_us", found.get("read_until_us", "0")))
     repaired_from_us, repaired_until_us = base.transactions.get(REPAIR, 0), base.updated_ms.get(REPAIR, 0) * 1000
     read_until_us = max(int(found.get("read_until_us", _UNKNOWN_US)), repaired_from_us, repaired_until_us)
     written = [int(file["modificationTime"]) for file in changes.files] if belongs else []

@@ -54,9 +54,7 @@ def look_for_lost(store: ObjectStore, statuses: Mapping[str, Status], gaps: Gaps
     if not found:
         return []
     close = statuses.get(CLOSE, {})
-    judge = Judge(
-        store, dict(_followed(close.get("tables", {}))), frozenset(close.get("left_out", {})), partial(_there, store)
-    )
+    judge = Judge(store, dict(_followed(close.get("tables", {}))), partial(_there, store))
     return [
         Lost(key, gap, () if gap is None else None if (left := judge.unverified(gap)) is None else tuple(left))
         for key, gap in found.items()

@@ -8,10 +8,10 @@ ScyllaDB's logs have gaps of their own.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 
 from ringsync.cluster.node import Node
-from ringsync.cluster.schema import read_node_tables, read_tables
+from ringsync.cluster.schema import NodeTables, read_node_tables, read_tables
 from ringsync.config import Config
 from ringsync.ledger.archive import archived
 from ringsync.ledger.dropped_tables import all_dropped
@@ -28,14 +28,14 @@ def note_holes(
     store: ObjectStore,
     config: Config,
     tables: Iterable[TableSchema | UnreadableTable],
-    with_cdc: Collection[str],
+    told: NodeTables,
     begun: CdcBegun,
     before_ms: int,
 ) -> None:
     """Note which tables have left, and which are back.
 
     :param tables: all that are there
-    :param with_cdc: ids of those with cdc
+    :param told: what a node says of them
     :param begun: those that were followed before, or are now
     :param before_ms: when somebody looked before, and tables that have left since were followed, ms since the epoch
     """
@@ -48,10 +48,11 @@ def note_holes(
         for table_id in gone & all_dropped(store):
             forget_left(store, table_id)
     for table in there:
-        table_id, name, has_cdc = table.table_id, table.full_name, table.table_id in with_cdc
+        table_id, name, has_cdc = table.table_id, table.full_name, table.table_id in told.with_cdc
         if has_cdc and config.sync.follows(name):
             if table_id in known and may_be_back:
                 note_gap(store, _gap(table_id, name, known[table_id], config))
+                begun.begins_again(table_id, told.altered_ms.get(table_id, 0))
                 forget_left(store, table_id)
         elif table_id in begun and table_id not in known:
             until_ms = _captured_until_ms(store, before_ms) if until_ms is None else until_ms
@@ -65,8 +66,8 @@ def note_holes_of(store: ObjectStore, config: Config, node: Node) -> None:
     :raises ChangingSchemaError: it changes all the time
     """
     before_ms = int(time.time() * 1000) - config.commitlog_processor_window_interval_ms
-    schema, with_cdc = read_tables(node), read_node_tables(node).with_cdc
-    note_holes(store, config, (*schema.tables, *schema.unreadable), with_cdc, CdcBegun(store), before_ms)
+    schema, told = read_tables(node), read_node_tables(node)
+    note_holes(store, config, (*schema.tables, *schema.unreadable), told, CdcBegun(store), before_ms)
 
 
 def _nodes_disagree(store: ObjectStore) -> bool:
@@ -99,4 +100,4 @@ def _gap(table_id: str, name: str, left: LeftTable | None, config: Config) -> Ga
     back_ms = int(time.time() * 1000)
     if left is None or left.has_cdc:
         back_ms += int(config.sync.run_s * 1000)
-    return Gap(NOT_FOLLOWED, "", f"{table_id}-{since_ms}", since_ms, back_ms, {table_id: name}, (), is_whole=True)
+    return Gap(NOT_FOLLOWED, "", f"{table_id}-{since_ms}", since_ms, back_ms, {table_id: name}, ())

@@ -235,8 +235,6 @@ class SchemaUpdater:
         numbers, before = names_of_versions(self._store), self._log.schema.tables
         for name in sorted({*before, *schema.tables} - self._held.keys()):
             folder, last = portable_name(*name), self._log.told.get(_full_name(name))
-            if last is None and name in before:
-                continue  # An earlier ringsync did not write it down.
             end = told.get(name[0], {}).get(_full_name(name), 0) if name in schema.tables else sys.maxsize
             if not any((last or 0) < number < end for number in numbers.get(folder, ())):
                 continue

@@ -126,13 +126,9 @@ class SyncPlan:
     def from_json(text: str | bytes) -> SyncPlan:
         """Read what :meth:`to_json` wrote."""
         document = json.loads(text)
-        # Earlier versions listed the nodes that are not read separately.
-        unread = document.get("unread", ())
-        hosts = ({"is_read": host["id"] not in unread, **host} for host in document["hosts"])
-        former = document.get("former", ())
         return SyncPlan(
             Bucket.parse(document["interval"]),
-            tuple(map(_host, hosts)),
+            tuple(map(_host, document["hosts"])),
             {
                 name: Replication(entry["strategy"], tuple(map(tuple, entry["factors"])))
                 for name, entry in document["replications"].items()
@@ -142,8 +138,8 @@ class SyncPlan:
                 for entry in document["tables"]
             ),
             document["left_out"],
-            tuple(FormerHost(_host(entry["host"]), entry["since_ms"]) for entry in former),
-            document.get("of_scylla", False),
+            tuple(FormerHost(_host(entry["host"]), entry["since_ms"]) for entry in document["former"]),
+            document["of_scylla"],
         )
 
 
@@ -203,16 +199,17 @@ def make_plan(
 ) -> SyncPlan:
     """Make a plan of the present cluster. A table that cannot be planned is left out, with the reason."""
     of_scylla = is_scylla(session)
-    schema, with_cdc = ask_one(session, lambda node: (read_tables(node), read_node_tables(node).with_cdc))
+    schema, told = ask_one(session, lambda node: (read_tables(node), read_node_tables(node)))
+    with_cdc = told.with_cdc
     known = {table.table_id: table.version for table in before.tables} if before else {}
     left_out = {table.full_name: table.reason for table in schema.unreadable if table.table_id in with_cdc}
     begun = CdcBegun(store)
     there: tuple[TableSchema | UnreadableTable, ...] = (*schema.tables, *schema.unreadable)
     for one in there:  # also what is left out: its rows wait in the logs
         if one.table_id in with_cdc and config.sync.follows(one.full_name):
-            begun.begins(one.table_id)
+            begun.begins(one.table_id, told.altered_ms.get(one.table_id, 0))
     if not of_scylla:
-        note_holes(store, config, there, with_cdc, begun, interval.start - interval.length)
+        note_holes(store, config, there, told, begun, interval.start - interval.length)
     wanted = config.sync.datacenters
     hosts = tuple(replace(host, is_read=not wanted or host.datacenter in wanted) for host in read_hosts(session))
     replications: dict[str, Replication] = {}

@@ -1,7 +1,6 @@
 """The cursor of a relay: which folders of a file stream a sink's topic has, e.g. in ``streams/<topic>/kafka.json``.
 
-The cursor lists all these folders, since earlier versions published bootstraps under names that sort before all passes.
-It keeps numbered folders as runs, so that a million passes are one entry.
+The cursor lists all these folders. It keeps numbered folders as runs, so that a million passes are one entry.
 
 Only the process that claimed the cursor last can move it. Two cursors are never united: one process may have begun to
 repeat messages that another has sent. It must repeat them to the end, or the topic would end with old messages.
@@ -186,7 +185,7 @@ def cursor_from_json(data: bytes) -> Cursor:
         frozenset(document["names"]),
         document["bucket"],
         int(document["parts"]),
-        int(document.get("messages", 0)),  # versions before confirmed whole parts
+        int(document["messages"]),
     )
 
 

@@ -11,8 +11,6 @@ A folder of the stream holds the messages that are published together, such as t
 it, once; readers ignore files that no manifest lists. A part's name ends in the checksum of its bytes, so that a task
 that was thought dead cannot replace a published part. Readers take folders in the order of their names, so writers
 choose names in this order.
-
-A manifest names files, ``<part>-<crc32c>.avro``. Manifests of earlier versions lack ``.avro``, and can be read.
 """
 
 from __future__ import annotations

@@ -42,6 +42,7 @@ from ringsync.steps.passes.follow_ups import digests_kept_ms
 from ringsync.steps.stage.node_log import SYNC_MARGIN_MS, UNKNOWN_SYNC_MS, NodeLog
 from ringsync.steps.stage.stage_task import Staged, StageTask, StageWork, check_counts, keep_damaged
 from ringsync.steps.stage.staged_files import StagedTable, Windows
+from ringsync.steps.stage.switched_off import note_switched_off
 from ringsync.steps.sync_plan import SyncPlan, interval_at, plan_of
 from ringsync.storage.port import NotFoundError, StorageError
 from ringsync.wiring import cluster_settings
@@ -138,7 +139,7 @@ class Reprocessor:
         for table in self._present.values():
             follows = table.table_id in self._there.with_cdc and self._config.sync.follows(table.full_name)
             if follows:
-                self._begun.begins(table.table_id)
+                self._begun.begins(table.table_id, self._there.altered_ms.get(table.table_id, 0))
             if (follows or table.table_id in known.entries) and not _is_known(known, table):
                 try:
                     version_of(self._store, table)
@@ -330,6 +331,7 @@ class Reprocessor:
                 self.put_errors(decode_rows(part.errors), part.work.node)
             if is_new:
                 keep_damaged(self._store, part)
+                note_switched_off(self._store, self._begun, part.switched_off)
         except Exception:
             self._forget([part])
             raise

@@ -21,9 +21,8 @@ from ringsync.streams.files import FileStream
 _FILE = re.compile(r"/(part-(\d{8}T\d{6}Z-[0-9a-f]+)-[^/]+)$")
 """A bootstrap's file in the base's folder; Spark's own have no time in their names."""
 
-_PART = re.compile(r"/(pass-\d{12}|bootstrap-[^/]+)/part-[^/]+$")
-"""A bootstrap's part in its stream; parts of changes have other names. Earlier versions named the folder after the
-bootstrap, which sorts before all passes."""
+_PART = re.compile(r"/(pass-\d{12})/part-[^/]+$")
+"""A bootstrap's part in its stream; parts of changes have other names."""
 
 
 def remove_leftovers(

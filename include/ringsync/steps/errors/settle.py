@@ -99,7 +99,7 @@ class Settling:
         if (outcome := taken(self._store, file.key)) is not None:
             return outcome
         if self.published.has_all(file):
-            return "published"  # a version without marks has taken the file
+            return "published"  # somebody has removed the mark
         is_under_way = not made.is_put and int(self._clock() * 1000) - made.at_ms < ABANDONED_MS
         return "waits" if is_under_way else "unsolved"
 

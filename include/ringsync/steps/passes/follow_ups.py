@@ -98,7 +98,7 @@ def last_published(store: ObjectStore, table: SyncTable, passes: Mapping[int, Pa
     streams = [FileStream(store, topic) for topic in (table.topic, bootstrap_topic(table.topic))]
     for number in sorted(passes, reverse=True):
         made = passes[number]
-        # Earlier versions may have put another table's folder there: then this pass's folder is not visible.
+        # If the topic's owners were lost, another table's folder may be there: then this pass's folder is not visible.
         if made.kind in ("changes", "rows") and any(
             stream.parts(made.folder) == list(made.parts) for stream in streams
         ):

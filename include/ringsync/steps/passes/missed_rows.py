@@ -35,7 +35,6 @@ from ringsync.steps.passes.make import Outputs, PassContext, own_name, write_mes
 from ringsync.steps.passes.rows_after import previous_of, whole_partitions
 from ringsync.steps.passes.rows_before import Said, alive, places_of
 from ringsync.steps.passes.spared_rows import changes_of_nothing
-from ringsync.storage.port import NotFoundError
 from ringsync.streams.files import FileStream
 from ringsync.wiring import store_of
 
@@ -94,10 +93,7 @@ class MissedRows:
         for files in several:
             seen = np.empty((0, 2), np.uint64)
             for place, key in enumerate(files):
-                try:
-                    rows = ChangeRows.of(reader.version.from_store(decode_rows(store.get(key))))
-                except NotFoundError:
-                    continue  # versions before did not keep changes so long
+                rows = ChangeRows.of(reader.version.from_store(decode_rows(store.get(key))))
                 said = self.said(rows, seen, int(time.time()))
                 if not any(len(part.changes) for part in said):
                     continue

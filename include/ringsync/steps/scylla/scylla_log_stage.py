@@ -284,7 +284,6 @@ class LogStager:
         gap = Gap(
             *(CDC_LOGS, "", f"{table.name}-{from_ms}-{until_ms}", from_ms, until_ms),
             *({table.table_id: table.name}, ()),
-            is_whole=True,
         )
         note_gap(self._store, gap)
         print(f"ringsync: warning: {table.name}: {gap.loss}", flush=True)

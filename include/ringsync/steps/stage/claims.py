@@ -60,14 +60,11 @@ def get_place(store: ObjectStore, node: str) -> Place | None:
     """
     key = f"{_PLACES}{node}"
     try:
-        data = store.get(key).decode()
-        if not data.startswith("{"):  # versions before had the path alone
-            return Place(data)
-        document = json.loads(data)
+        document = json.loads(store.get(key))
         return Place(document["folder"], document.get("token"))
     except NotFoundError:
         return None
-    except (ChecksumError, ValueError, KeyError) as error:
+    except (ChecksumError, ValueError, KeyError, TypeError) as error:
         raise ChecksumError(
             f"{store.uri(key)}, where the node's log is, cannot be read ({type(error).__name__}): restore it; if the "
             "node is in the ring, it can be removed, too"
@@ -130,7 +127,7 @@ def may_be_first(folder: str | None, known: Place | None) -> bool:
     is gone, the folder may be another node's by now: only the node can tell."""
     if known is None or folder is None:
         return known is None
-    return known.folder is not None and (known.token is None or Path(known.folder) != Path(folder))
+    return known.folder is not None and Path(known.folder) != Path(folder)
 
 
 def release(store: ObjectStore, node: str, place: Place) -> None:

@@ -57,6 +57,7 @@ from ringsync.steps.stage.node_log import NodeLog
 from ringsync.steps.stage.schemas import QueueSchemas
 from ringsync.steps.stage.stage_task import Staged, StageTask, StageWork, check_counts, keep_damaged
 from ringsync.steps.stage.staged_files import StagedTable, Windows
+from ringsync.steps.stage.switched_off import note_switched_off
 from ringsync.steps.sync_plan import SyncPlan, interval_at, plan_of
 from ringsync.storage.port import ObjectStore
 from ringsync.wiring import cluster_settings
@@ -334,25 +335,20 @@ class Stager:
 
     def _has_cdc(self, log: NodeLog, table_id: str) -> bool:
         tables = self._schemas.of_node[log.node].tables
-        if table_id in tables.with_cdc:
-            self._was_followed(table_id, begins=True)
-            return True
-        if not self._was_followed(table_id):
-            return False
         altered_ms = tables.altered_ms.get(table_id)  # None: unknown, or dropped
+        if table_id in tables.with_cdc:
+            self._cdc_begun().begins(table_id, altered_ms or 0)
+            return True
+        if table_id not in self._cdc_begun():
+            return False
         # The last ALTER of anything: between two looks, it may have had cdc once more.
         return altered_ms is None or log.may_have(altered_ms)
 
-    def _was_followed(self, table_id: str, *, begins: bool = False) -> bool:
-        """Tell whether a table has or had cdc.
-
-        :param begins: it has it now
-        """
+    def _cdc_begun(self) -> CdcBegun:
+        """Return the tables that have or had cdc."""
         if self._begun is None:
             self._begun = CdcBegun(self._store)
-        if begins:
-            self._begun.begins(table_id)
-        return table_id in self._begun
+        return self._begun
 
     def _followed(self, tables: Sequence[TableSchema]) -> list[TableVersion]:
         """Return the versions of followed tables. One whose version is damaged is left out: only logs that have rows of
@@ -420,7 +416,7 @@ class Stager:
         return new or known is not before
 
     def _is_recalled(self, table: TableSchema) -> bool:
-        return self._config.sync.follows(table.full_name) and self._was_followed(table.table_id)
+        return self._config.sync.follows(table.full_name) and table.table_id in self._cdc_begun()
 
     def _ids_of(self, nodes: Collection[str]) -> frozenset[str]:
         self._schemas.look(nodes)
@@ -459,6 +455,7 @@ class Stager:
             for part in taken:
                 check_counts(part, log.node)
                 keep_damaged(self._store, part)
+                note_switched_off(self._store, self._cdc_begun(), part.switched_off)
             if undecoded := [decode_rows(part.errors) for part in taken if part.error_count]:
                 log.surplus_errors += self._put_errors(pa.concat_batches(undecoded), log.node)
         except Exception:

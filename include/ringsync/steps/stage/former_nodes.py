@@ -90,7 +90,7 @@ class FormerNodes:
             return False
         for segment in lost:
             known = (log.node, log.endpoint, segment, log.whole_at_ms, now_ms)
-            note_gap(self._store, Gap(*known, tables_of(log), (), is_whole=True))
+            note_gap(self._store, Gap(*known, tables_of(log), ()))
         print(f"ringsync: node {log.endpoint} has left the ring, and is done with: {why}", flush=True)
         release(self._store, log.node, Place(str(log.folder) if log.folder else None, log.token))
         forget_read_node(self._store, log.node)

@@ -86,10 +86,7 @@ def _note(
     """Note that segments of a node are lost."""
     keyspaces = sorted({parse_table_name(name)[0] for name in tables.values()})
     ranges = _ranges(log.node, map(ring_of, keyspaces))
-    gaps = [
-        Gap(log.node, log.endpoint, name, log.whole_at_ms, now_ms, tables, ranges, is_whole=True)
-        for name in sorted(lost)
-    ]
+    gaps = [Gap(log.node, log.endpoint, name, log.whole_at_ms, now_ms, tables, ranges) for name in sorted(lost)]
     for gap in gaps:
         note_gap(store, gap)
     more = f" (and {len(gaps) - 1} other segments)" if len(gaps) > 1 else ""

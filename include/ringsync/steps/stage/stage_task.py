@@ -25,6 +25,7 @@ from ringsync.schema.system_tables import system_tables
 from ringsync.schema.table import TableSchema
 from ringsync.steps.application import StepError
 from ringsync.steps.stage.staged_files import Destination, StagedFiles, StagedTable, Windows
+from ringsync.steps.stage.switched_off import SwitchedOff, switched_off
 from ringsync.storage.port import ObjectStore, StorageError
 from ringsync.wiring import store_of
 
@@ -61,6 +62,7 @@ class Staged:
     :ivar unsure: why it may not end where it seems to, so that it is read again; empty: it does
     :ivar unreadable: why nothing of the segment can be read; empty: it can
     :ivar written: write times of the followed rows; None: unknown, since not all could be decoded
+    :ivar switched_off: statements that the log has, after which a table has no cdc
     """
 
     work: StageWork
@@ -78,6 +80,7 @@ class Staged:
     unsure: str = ""
     unreadable: str = ""
     written: staging.Written | None = None
+    switched_off: frozenset[SwitchedOff] = frozenset()
 
     @property
     def has_unknown(self) -> bool:
@@ -145,8 +148,10 @@ def stage(work: StageWork, task: StageTask, store: ObjectStore, keys: Callable[[
     left_out = task.left_out.get(work.node, frozenset())
     files = StagedFiles(task.kept, task.windows, store, to, left_out=left_out, held_up=task.held_up, gone=task.gone)
     undecoded: list[pa.RecordBatch] = []
+    off: set[SwitchedOff] = set()
     for changes in log.batches:
         files.add(changes.rows)
+        off |= switched_off(changes.rows, task.logged)
         undecoded.append(changes.undecoded)
     damages, stopped = _believed(log.damages, log.end, work.wanted.until)
     errors, passed_over = _errors(undecoded, damages, name, task.passed_over)
@@ -173,6 +178,7 @@ def stage(work: StageWork, task: StageTask, store: ObjectStore, keys: Callable[[
         stopped=stopped,
         unsure=log.unsure,
         written=None if errors.num_rows or damages else files.written,
+        switched_off=frozenset(off),
     )
 
 
