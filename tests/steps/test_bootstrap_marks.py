@@ -234,8 +234,8 @@ def test_a_damaged_bucket_of_a_table_that_is_gone_holds_up_nobody(
     assert pass_folder(begin + 1) in told
 
 
-def test_a_table_that_was_created_again_under_a_version_before_says_what_to_do(lake: Lake) -> None:
-    """That one counted the passes of both from 1."""
+def test_a_table_that_was_created_again_and_whose_topics_owners_are_lost_says_what_to_do(lake: Lake) -> None:
+    """The passes of both count from 1."""
     for number in range(1, 7):
         lake.change(number)
     new = "b" * 32
@@ -246,7 +246,7 @@ def test_a_table_that_was_created_again_under_a_version_before_says_what_to_do(l
     lake.change(9, close)
     mark(lake.store, new, "cutover", "b9", now_ms(), check=lambda: None)
     for _ in range(2):
-        with pytest.raises(StepError, match=r"drop it and create it again"):
+        with pytest.raises(StepError, match="drop the table and create it again"):
             close.catch_up()
     assert lake.store.list(f"streams/bootstrap.{TOPIC}/{pass_folder(2)}/"), "nothing is removed"
 

@@ -126,7 +126,7 @@ def publish_pass(
     :param announce: called with the topic and the folder that has become visible
     :param gone: see :func:`publish_passes`
     :raises StreamDamagedError: a folder cannot become visible
-    :raises StepError: another table's folder has its place, which a version before let happen
+    :raises StepError: another table's folder has its place: the topic's owners were lost
     """
     made = passes[number]
     waiting, stream = FileStream(store, bootstrap_topic(table.topic)), FileStream(store, table.topic)
@@ -187,8 +187,8 @@ def _named(table: SyncTable, gone: bool, made: Pass, replaced: bool = False) -> 
             )
         elif isinstance(error, StreamConflictError):
             raise StepError(
-                f"{error}. {name} was created again under a version of ringsync that gave its passes numbers of the "
-                "table before: drop it and create it again, and bootstrap it"
+                f"{error}. Another table has had the topic of {name}, and who had it was lost: drop the table and "
+                "create it again, and bootstrap it"
             ) from error
         elif made.kind == "rows":
             raise StreamDamagedError(f"{error}; {name} goes on when it is bootstrapped anew, with restart") from error
