@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ringsync.storage.port import ChecksumError, NotFoundError, ObjectStore, Stat, list_named
+from ringsync.storage.port import ChecksumError, NotFoundError, ObjectStore, Stat, get_json, list_named
 
 STALE_AFTER_S = 40.0
 """Seconds without a status before a loop counts as dead."""
@@ -66,14 +66,16 @@ def look_at_statuses(store: ObjectStore) -> Statuses:
     for stat in list_named(store, _FOLDER, r"[^/ ]+/[^/ ]+\.json"):
         loop = stat.key.removeprefix(_FOLDER).removesuffix(".json")
         try:
-            seen.understood[loop] = status = _parsed(loop, store.get(stat.key))
+            status = _parsed(loop, store.get(stat.key))
         except NotFoundError:
             continue  # it was removed meanwhile
         except (ChecksumError, ValueError) as error:
             seen.damaged[loop] = str(error)
             continue
+        ahead_ms = _ahead_ms(store, stat, status)
+        seen.understood[loop] = _not_ahead(status, ahead_ms)
         if host := status.get("host"):
-            clocks.append((host, stat.written_ms, _ahead_ms(store, stat, int(status["at_ms"]))))
+            clocks.append((host, stat.written_ms, ahead_ms))
     newest_ms = max((written_ms for _, written_ms, _ in clocks), default=0)
     for host, written_ms, ahead_ms in clocks:
         if written_ms > newest_ms - LATELY_MS and abs(ahead_ms) > abs(seen.ahead_ms.get(host, 0)):
@@ -81,16 +83,24 @@ def look_at_statuses(store: ObjectStore) -> Statuses:
     return seen
 
 
-def _ahead_ms(store: ObjectStore, listed: Stat, at_ms: int) -> int:
-    """Return by what the clock was ahead that dated a status; 0: it was right.
-
-    :param at_ms: what the status says of when it was put
-    """
-    ahead_ms = at_ms - listed.written_ms
-    if -MOST_BEHIND_MS <= ahead_ms <= MOST_AHEAD_MS:
+def _ahead_ms(store: ObjectStore, listed: Stat, status: Status) -> int:
+    """Return by what the clock was ahead that dated a status; 0: it was right, or the store does not tell."""
+    ahead_ms = int(status["at_ms"]) - listed.written_ms
+    if -MOST_BEHIND_MS <= ahead_ms <= MOST_AHEAD_MS or not listed.written_ms:
         return 0
     now = store.stat(listed.key)  # what was read may have been written after it was listed
     return ahead_ms if now is not None and now.version == listed.version else 0
+
+
+def _not_ahead(status: Status, ahead_ms: int) -> Status:
+    """Return a status as if its clock had been right: else the last word of a dead loop stays fresh for as long as its
+    clock was ahead."""
+    if ahead_ms <= 0:
+        return status
+    moved = {"at_ms": status["at_ms"] - ahead_ms}
+    if "busy" in status:
+        moved["busy"] = {**status["busy"], "since_ms": status["busy"]["since_ms"] - ahead_ms}
+    return {**status, **moved}
 
 
 def read_statuses(store: ObjectStore) -> dict[str, Status]:
@@ -101,7 +111,10 @@ def read_statuses(store: ObjectStore) -> dict[str, Status]:
 def read_status(store: ObjectStore, key: str) -> Status | None:
     """Read the status of one loop, ``<application>/<name>``; None: there is none yet, or it cannot be understood."""
     try:
-        return _parsed(key, store.get(f"{_FOLDER}{key}.json"))
+        if (stat := store.stat(f"{_FOLDER}{key}.json")) is None:
+            return None
+        status = _parsed(key, store.get(stat.key))
+        return _not_ahead(status, _ahead_ms(store, stat, status))
     except NotFoundError:
         return None
     except (ChecksumError, ValueError) as error:
@@ -117,6 +130,14 @@ def age_s(status: Status, now_s: float) -> float:
 def cycle_ms(status: Status) -> float:
     """Return when what a status says was so, ms since the epoch: while a cycle takes long, the last one is repeated."""
     return float(status["busy"]["since_ms"] if "busy" in status else status["at_ms"])
+
+
+def has_left(store: ObjectStore) -> bool:
+    """Tell whether ``cdcservice leave`` has ended: nobody captures for ringsync any more, and nothing is watched."""
+    try:
+        return bool((get_json(store, LEFT_KEY) or {}).get("has_ended"))
+    except (ChecksumError, ValueError, AttributeError):
+        return False
 
 
 def forget(store: ObjectStore, key: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,13 @@ from typing import Any
 import pytest
 
 from ringsync.cli import main
+from ringsync.cluster.node import one_node
 from ringsync.config import load_config
 from ringsync.service import leave
+from ringsync.service.look import look
 from ringsync.service.published import Waited
 from ringsync.status import STOP_KEY
+from ringsync.steps.bootstrap import enable_cdc
 from ringsync.steps.loop import put_status
 from ringsync.storage.local import LocalStore
 from servers.cassandra import CassandraNode
@@ -152,9 +156,36 @@ def test_the_dags_stay_on_until_the_logs_are_empty(
 
 @pytest.mark.server
 def test_what_is_in_the_logs_can_be_given_up(left: Left) -> None:
+    """Production comes first: no bootstrap, also no damaged status of one, stands in the way. Then nothing is missed:
+    the archive was called silent, critical, for ever."""
+    left.store.put(f"status/bootstrap/{'3' * 32}.json", b"{")
     left.waited = Waited("the sync is stopped: cdcservice start", ())
     assert left.leave("--yes", "--others", "disable", "--no-wait") == 0
     assert (left.with_cdc, "commitlog_sync" in left.airflow.paused) == (set(), True)
+    later_s = time.time() + 86_400
+    (problem,) = look(load_config(left.conf), left.store, later_s).problems
+    assert (problem.kind, problem.text.partition(":")[0]) == ("sync-stopped", "cdcservice leave was run")
+
+
+@pytest.mark.server
+def test_in_need_cdc_is_switched_off_while_nodes_are_down(
+    left: Left, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last resort while writes are refused: it was refused, too, since a node was down."""
+    for module in (leave, enable_cdc):
+        monkeypatch.setattr(module, "one_node", without_one)
+    assert left.leave("--yes", "--others", "disable") == 1
+    assert "while nodes are down (10.0.0.9)" in capsys.readouterr().err
+    assert left.with_cdc == {"followed", "other"}
+    assert left.leave("--yes", "--others", "disable", "--no-wait") == 1
+    assert "nodes are down (10.0.0.9): they may go on to capture" in capsys.readouterr().err
+    assert (left.with_cdc, left.airflow.paused) == (set(), [])
+
+
+def without_one(session: Any) -> Any:
+    node = one_node(session)
+    node.down = frozenset({"10.0.0.9"})
+    return node
 
 
 @pytest.mark.server

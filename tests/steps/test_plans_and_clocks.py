@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +14,7 @@ import numpy as np
 import pytest
 
 from ringsync.ledger.staging import Bucket
+from ringsync.status import cycle_ms, look_at_statuses, read_status, read_statuses
 from ringsync.steps import sync_plan
 from ringsync.steps.scylla import scylla_log_stage
 from ringsync.steps.scylla.followed_logs import NotYetError
@@ -160,3 +163,18 @@ def test_rows_by_arrival_are_of_the_present(
     for by_arrival in (True, False):
         starts = windows.starts(np.array([(NOW_MS + ahead_ms) * 1000]), by_arrival)
         assert starts.tolist() == [at(NOW_MS).start]
+
+
+def test_a_loop_that_is_dead_is_not_fresh_for_as_long_as_its_clock_was_ahead(tmp_path: Path) -> None:
+    """The last word of an archive whose host's RTC is in local time counted as news for an hour."""
+    store = LocalStore(tmp_path)
+    now_ms = int(time.time() * 1000)
+    ahead_ms = now_ms + 3_600_000
+    store.say("status/commitlog_archive/default.json", json.dumps({
+        "at_ms": ahead_ms, "host": "h", "busy": {"since_ms": ahead_ms - 5_000}
+    }).encode())  # fmt: skip
+    for status in (read_status(store, "commitlog_archive/default"), *read_statuses(store).values()):
+        assert status is not None
+        assert abs(status["at_ms"] - now_ms) < 60_000
+        assert status["at_ms"] - cycle_ms(status) == 5_000
+    assert look_at_statuses(store).ahead_ms["h"] > 3_000_000

@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from rich.console import Console
 
 from ringsync.cluster.cluster import read_hosts
-from ringsync.cluster.node import ask_one
+from ringsync.cluster.node import ask_one, one_node
 from ringsync.cluster.schema import tables_of
 from ringsync.cluster.scylla import cdc_column, has_cdc, is_scylla
 from ringsync.cluster.session import connect
@@ -49,7 +49,7 @@ def leave(arguments: argparse.Namespace, console: Console) -> ExitCode:
             "To leave, run cdcservice wait, then cdcservice stop, then in cqlsh: "
             f"{statements or 'nothing, since no followed table has cdc'} See docs/scylla.md#leaving"
         )
-    _check(store, others, arguments.others)
+    _check(others, arguments.others, [] if arguments.no_wait else _unfinished(store))
     if arguments.others == "disable":
         tables, others = (*tables, *others), ()
     for table in others:
@@ -61,10 +61,13 @@ def leave(arguments: argparse.Namespace, console: Console) -> ExitCode:
         return ExitCode.OK
     began_ms = int(time.time() * 1000)
     store.put(LEFT_KEY, json.dumps({"at_ms": began_ms}).encode())
-    left = "; ".join(_switch_off(Shared(session), store, tables, console))
+    left = "; ".join(_switch_off(Shared(session), store, tables, console, even_if_down=arguments.no_wait))
     if not left and not arguments.no_wait:
         left = _wait(config, store, read_hosts(session), began_ms, arguments.timeout, console)
-    if left := left or _begun_meanwhile(session, store, config, {table.table_id for table in others}):
+    left = left or _with_cdc(session, store, config, {table.table_id for table in others})
+    if not left and not arguments.no_wait:
+        left = "; ".join(f"the bootstrap of {table} is not finished" for table in _unfinished(store))
+    if left:
         say_error(f"{left}. The DAGs stay on, so that cdc_raw is emptied: run this again; --no-wait waits for no log")
         return ExitCode.COMPLETED_WITH_ERRORS
     _stop(config, store, console)
@@ -91,17 +94,17 @@ def tables_with_cdc(session: Any, store: ObjectStore, config: Config) -> tuple[t
     return followed, tuple(table for table in wanted if table not in followed)
 
 
-def _check(store: ObjectStore, others: Sequence[Named], what_of_others: str | None) -> None:
+def _check(others: Sequence[Named], what_of_others: str | None, unfinished: Sequence[str]) -> None:
     if others and what_of_others is None:
         raise StepError(
             f"these tables have cdc, and are not followed: {', '.join(table.full_name for table in others)}. Once "
             "nobody empties cdc_raw, Cassandra refuses their writes, too: say --others disable, or --others keep if "
             "somebody else empties it. Nothing was changed"
         )
-    if unfinished := _unfinished(store):
+    if unfinished:
         raise StepError(
             f"bootstraps are not finished: {', '.join(unfinished)}. Let them end, or run cdcservice bootstrap "
-            "--cancel. Nothing was changed"
+            "--cancel; --no-wait gives them up. Nothing was changed"
         )
 
 
@@ -113,28 +116,35 @@ def _unfinished(store: ObjectStore) -> list[str]:
     return unfinished + [f"status/{loop}.json, which is damaged" for loop in damaged]
 
 
-def _begun_meanwhile(session: Any, store: ObjectStore, config: Config, kept: Collection[str]) -> str:
-    """Tell what still needs the DAGs, whoever has begun it since; empty: nothing does.
+def _with_cdc(session: Any, store: ObjectStore, config: Config, kept: Collection[str]) -> str:
+    """Tell which tables have cdc, whoever has switched it on since; empty: none has.
 
     :param kept: ids of tables that keep cdc
     """
     followed, others = tables_with_cdc(session, store, config)
-    begun = [f"{table.full_name} has cdc" for table in (*followed, *others) if table.table_id not in kept]
-    return "; ".join([*begun, *(f"the bootstrap of {table} is not finished" for table in _unfinished(store))])
+    return "; ".join(f"{table.full_name} has cdc" for table in (*followed, *others) if table.table_id not in kept)
 
 
-def _switch_off(shared: Shared, store: ObjectStore, tables: Sequence[Named], console: Console) -> Sequence[str]:
+def _switch_off(
+    shared: Shared, store: ObjectStore, tables: Sequence[Named], console: Console, *, even_if_down: bool
+) -> Iterator[str]:
     """Switch cdc off.
 
-    :returns: why that failed for some tables
+    :param even_if_down: whether to do it while nodes are down: production comes first
+    :returns: why that failed for some tables, or is not sure
     """
-    failed = []
-    for table, done in zip(tables, disable_cdc(shared, store, tables) if tables else (), strict=True):
+    for table, done in zip(
+        tables, disable_cdc(shared, store, tables, even_if_down=even_if_down) if tables else (), strict=True
+    ):
         if isinstance(done, Exception):
-            failed.append(str(done))
+            yield str(done)
         else:
             say(console, f"{table.full_name}: cdc {done}")
-    return failed
+    if even_if_down and (down := one_node(shared.session).down):
+        yield (
+            f"nodes are down ({', '.join(sorted(down))}): they may go on to capture the writes of statements that were "
+            "prepared on them before. Once they are up and the nodes agree on the schema, restart them once more"
+        )
 
 
 def _wait(
@@ -185,7 +195,9 @@ def segments_left(config: Config, store: ObjectStore, hosts: Sequence[Host], sin
 
 def _stop(config: Config, store: ObjectStore, console: Console) -> None:
     client, expected = client_of(config), expected_in(config, store)
-    store.put(STOP_KEY, json.dumps({"at_ms": int(time.time() * 1000)}).encode())
+    now_ms = int(time.time() * 1000)
+    store.put(STOP_KEY, json.dumps({"at_ms": now_ms}).encode())
+    store.put(LEFT_KEY, json.dumps({"at_ms": now_ms, "has_ended": True}).encode())
     for dag in expected.all_dags:
         client.set_paused(dag, True)
     wait_until_idle(client, expected.dags, STOP_TIMEOUT_S, console)

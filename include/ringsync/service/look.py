@@ -13,7 +13,7 @@ from ringsync.service.expected import LOG_STAGE, Expected, expected_in, expected
 from ringsync.service.health import DagHealth, judges, problems
 from ringsync.service.lost import look_for_lost
 from ringsync.service.problem import Kind, Problem
-from ringsync.status import STOP_KEY, Status, look_at_statuses
+from ringsync.status import STOP_KEY, Status, has_left, look_at_statuses
 from ringsync.storage.port import ChecksumError, ObjectStore
 
 
@@ -43,6 +43,11 @@ def look(config: Config, store: ObjectStore, now_s: float, gaps: Gaps | None = N
     seen = look_at_statuses(store)
     statuses = {**seen.understood, **counted(store)}
     stopped = store.stat(STOP_KEY) is not None
+    if has_left(store):
+        left = Problem(
+            Kind.SYNC_STOPPED, "sync", "cdcservice leave was run: nothing is followed until cdcservice start"
+        )
+        return Look(statuses, {}, True, (left,), lambda owner: True)
     try:
         expected, database = expected_in(config, store), []
     except ChecksumError as error:  # the loops that have a status tell which database it is

@@ -89,13 +89,24 @@ def enable_cdc(
     return [done[table] for table in tables]
 
 
-def disable_cdc(shared: Shared, store: ObjectStore, tables: Sequence[Named]) -> list[str | Exception]:
-    """Disable cdc on tables, also for statements that were prepared before. All else is as with :func:`enable_cdc`."""
-    return _switch_cdc(shared, store, tables, "disabled", str)
+def disable_cdc(
+    shared: Shared, store: ObjectStore, tables: Sequence[Named], *, even_if_down: bool = False
+) -> list[str | Exception]:
+    """Disable cdc on tables, also for statements that were prepared before. All else is as with :func:`enable_cdc`.
+
+    :param even_if_down: whether to do it while nodes are down, on which statements may go on to be captured
+    """
+    return _switch_cdc(shared, store, tables, "disabled", str, even_if_down=even_if_down)
 
 
 def _switch_cdc(
-    shared: Shared, store: ObjectStore, tables: Sequence[Named], what: str, why_not: Callable[[], str]
+    shared: Shared,
+    store: ObjectStore,
+    tables: Sequence[Named],
+    what: str,
+    why_not: Callable[[], str],
+    *,
+    even_if_down: bool = False,
 ) -> list[str | Exception]:
     cdc = what == "enabled"
     shared.wait_for_agreement(time.monotonic())
@@ -103,7 +114,7 @@ def _switch_cdc(
     found = {table: _look(node, store, table, cdc) for table in tables}
     work = [one for one in found.values() if one is not None]
     new = [one for one in work if one.has_cdc != cdc]
-    failed: dict[Named, Exception] = _without_all_nodes(shared, new, what)
+    failed: dict[Named, Exception] = {} if even_if_down else _without_all_nodes(shared, new, what)
     begun = [one for one in new if one.table not in failed]
     if begun and (reason := why_not()):
         failed |= {one.table: StepError(f"cdc is not {what} on {one.table.full_name}: {reason}") for one in begun}
@@ -122,7 +133,7 @@ def _switch_cdc(
     if ends:
         # Also a moment that was found may have begun just now, by another run.
         shared.wait_for_agreement(time.monotonic())
-        failed |= _without_all_nodes(shared, ends, what)
+        failed |= {} if even_if_down else _without_all_nodes(shared, ends, what)
         ends = [one for one in ends if one.table not in failed]
     failed |= _alter(node, {one.table: f"gc_grace_seconds = {one.grace}" for one in ends}, what)
     if ends:
