@@ -57,7 +57,7 @@ def step(cassandra: CassandraNode, spark: Any, lake: Path) -> Step:
         "cassandra": {"contact_points": [cassandra.contact_point], "port": cassandra.port},
         "store": {"url": "."},
         "scan": {"min_splits": 3},
-        "verify": {"ranges": 16},
+        "verify": {"ranges": 16, "wait_s": 60},
     }
     path = lake / "ringsync.yaml"
     path.write_text(yaml.safe_dump(document))
