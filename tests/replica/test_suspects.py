@@ -25,7 +25,7 @@ from ringsync.replica.suspects import Judged, Round, WaitingRows, judge_suspects
 from ringsync.ring.tokens import MAX_TOKEN
 from ringsync.schema.table import Column, TableSchema
 from ringsync.sources.lookup.keys import row_keys
-from ringsync.steps.replica.kept import folder_of, get_suspects, put_suspects, tidy
+from ringsync.steps.replica.kept import few_together, folder_of, get_suspects, put_suspects, tidy
 from ringsync.storage.local import LocalStore
 from tests.replica.bases import replica_uri, state_of, write_base, write_pass
 
@@ -77,8 +77,8 @@ class Case:
         ours = shown_rows(images_between(state_of(self.folder, TABLE), TABLE, *self.tokens), TABLE, NOW)
         equal, found = compare_rows([selected_rows(batch(source), TABLE, NOW)], ours, TABLE)
         store = LocalStore(self.folder)
-        (key,) = put_suspects(store, "verify/r/", suspects(found, NOW))
-        return equal, get_suspects(store, key)
+        (read,) = get_suspects(store, put_suspects(store, "verify/r/", suspects(found, NOW)))
+        return equal, read
 
     def look(self, found: pa.RecordBatch, source: list[Any], **more: Any) -> Judged:
         """Look at them at the replica, and at a source that has these rows then."""
@@ -124,6 +124,23 @@ def test_a_busy_row_is_equal_and_a_wrong_cell_in_it_is_found(tmp_path: Path) -> 
     judged = case.look(found, written(4, 3, 8))
     assert (judged.outcomes, judged.tokens) == (Counter(equal=1, different=1), {20})
     assert all('"column": "s"' in one for one in judged.listed)
+
+
+def test_a_collection_that_is_replaced_all_the_time(tmp_path: Path) -> None:
+    """No look at the source equals the replica, which follows; if it does not, that is a difference."""
+
+    def replaced(at: int) -> list[Any]:
+        return [{**image(number, at=at), "m": [(f"k{at}", 1)]} for number in (1, 2)]
+
+    case = Case(tmp_path, replaced(5))
+    _, found = case.first(replaced(6))
+    case.take(*replaced(7))
+    first = case.look(found, replaced(8))
+    assert (first.outcomes, first.left is not None and len(first.left)) == (Counter(), 2)
+    assert first.left is not None
+    case.take(replaced(9)[0])
+    second = case.look(first.left, replaced(10))
+    assert (second.outcomes, second.tokens, second.left) == (Counter(moving=1, different=1), {20}, None)
 
 
 def test_a_row_that_the_source_does_not_have_is_looked_at_twice(tmp_path: Path) -> None:
@@ -183,12 +200,30 @@ def test_suspects_lie_in_files_of_some_bytes_and_go_with_their_run(tmp_path: Pat
         mine, other = folder_of("r", 1000), folder_of("killed", 0)
         keys = put_suspects(store, mine, found)
     assert 9 <= len(keys) <= 12
-    assert sum(len(get_suspects(store, key)) for key in keys) == 100
+    assert sum(len(rows) for rows in get_suspects(store, keys)) == 100
     put_suspects(store, other, found)
     tidy(store, mine, 2000)
     assert {stat.key.partition("-")[2].partition("/")[0] for stat in store.list("verify/0")} == {"killed"}
     tidy(store, mine, 10**10)
     assert store.list("verify/0") == []
+
+
+def test_few_suspects_of_many_files_are_looked_at_together(tmp_path: Path) -> None:
+    """If they are of one moment, as which the replica is shown."""
+    store, case = LocalStore(tmp_path), Case(tmp_path, [])
+    _, found = case.first([image(n) for n in range(30)])
+    few = [suspects(found.slice(n, 3), NOW + n % 2) for n in range(0, 30, 3)]
+    keys = [key for rows in few for key in put_suspects(store, "verify/r/", rows)]
+    assert few_together(store, "verify/r/", keys) == [keys]
+    assert [(len(rows), set(rows["now_s"].to_pylist())) for rows in get_suspects(store, keys)] == [
+        (15, {NOW}),
+        (15, {NOW + 1}),
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ringsync.steps.replica.kept.BYTES_TOGETHER", 3 * store.stat(keys[0]).size + 99)  # type: ignore[union-attr]
+        groups = few_together(store, "verify/r/", keys)
+    assert [len(group) for group in groups] == [3, 3, 3, 1]
+    assert [key for group in groups for key in group] == keys
 
 
 @pytest.mark.parametrize("kind", [ROW, PARTITION_DELETION])

@@ -226,7 +226,7 @@ def judge_suspects(found: pa.RecordBatch, table: TableSchema, looks: Round) -> J
             copy=looks.copy,
         )
         outcome, differences = _outcome(table, seen, looks.slack, third.source.of_key(name), third.ours.of_key(name))
-        return ("late", ()) if waits[place] and outcome in (*DIFFERENT, "not_judged") else (outcome, differences)
+        return ("late", ()) if waits[place] and outcome != "equal" else (outcome, differences)
 
     verdicts = [judge_at(place, third) for place in range(len(names))]
     differ = [place for place, (outcome, _) in enumerate(verdicts) if outcome in DIFFERENT]
