@@ -50,7 +50,7 @@ def compared_at_once(
             return put_suspects(LocalStore(Path(folder)), "verify/", suspects(found, now_s))
 
         equal, number, files = compare_in_spark(*sides, table, keep)
-        kept = [get_suspects(LocalStore(Path(folder)), key) for key in files]
+        kept = get_suspects(LocalStore(Path(folder)), files)
     equal_too, others = compare_rows(*(side.toArrow().to_batches() for side in sides), table)
     found, again = (judged(table, some, source, replica, now_s, looks) for some in (kept, [suspects(others, now_s)]))
     assert (equal, number, found.outcomes, found.kinds) == (equal_too, len(others), again.outcomes, again.kinds)

@@ -6,6 +6,8 @@ Tasks of Spark write and read them. The run removes them at its end, and those o
 from __future__ import annotations
 
 import uuid
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -20,6 +22,9 @@ _FOLDER = "verify/"
 
 _LEFT_MS = 8 * 86_400_000
 """Nobody looks any more at suspects that are so old, ms: no run takes so long."""
+
+BYTES_TOGETHER = 1 << 20
+"""About how many bytes of files of suspects are looked at together: compressed, some thousand rows."""
 
 
 def folder_of(run: str, began_ms: int) -> str:
@@ -76,6 +81,27 @@ def put_suspects(store: ObjectStore, folder: str, rows: pa.RecordBatch) -> list[
     return keys
 
 
-def get_suspects(store: ObjectStore, key: str) -> pa.RecordBatch:
-    """Read suspects that :func:`put_suspects` has put."""
-    return decode_rows(store.get(key))
+def get_suspects(store: ObjectStore, keys: Iterable[str]) -> list[pa.RecordBatch]:
+    """Read suspects that :func:`put_suspects` has put, those of one moment together."""
+    of_moment: dict[int, list[pa.RecordBatch]] = defaultdict(list)
+    for key in keys:
+        rows = decode_rows(store.get(key))
+        of_moment[rows["now_s"][0].as_py()].append(rows)
+    return [pa.concat_batches(batches) for batches in of_moment.values()]
+
+
+def few_together(store: ObjectStore, folder: str, keys: Iterable[str]) -> list[list[str]]:
+    """Group files of suspects that are looked at together: each look reads much of the replica, however few they are.
+
+    :param folder: the run's
+    """
+    sizes = {stat.key: stat.size for stat in store.list(folder)}
+    groups: list[list[str]] = []
+    room = 0
+    for key in keys:
+        if not groups or sizes.get(key, 0) > room:
+            groups.append([])
+            room = BYTES_TOGETHER
+        groups[-1].append(key)
+        room -= sizes.get(key, 0)
+    return groups

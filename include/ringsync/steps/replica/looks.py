@@ -33,7 +33,7 @@ from ringsync.sources.scan.scan import ScanError, scan_session
 from ringsync.steps.application import Application, TaskFailedError, driver_host, spark_is_gone, task_failure
 from ringsync.steps.replica.caught_up import CLOCKS_MS, CatchUp, SyncSeen, why_behind
 from ringsync.steps.replica.checksums import Sides
-from ringsync.steps.replica.kept import get_suspects, put_suspects
+from ringsync.steps.replica.kept import few_together, get_suspects, put_suspects
 from ringsync.steps.tables import at_once, halved
 from ringsync.storage.port import StorageError
 from ringsync.wiring import cluster_limits, cluster_settings, store_of
@@ -84,35 +84,35 @@ class LookTask:
     limit: int
     looks: Mapping[int, TableLook]
 
-    def __call__(self, groups: Iterable[Sequence[tuple[int, str]]]) -> Iterator[tuple[int, Any]]:
+    def __call__(self, groups: Iterable[Sequence[tuple[int, list[str]]]]) -> Iterator[tuple[int, Any]]:
         for group in groups:
             yield from at_once(self.look, group)
 
-    def look(self, piece: tuple[int, str]) -> tuple[int, Any]:
+    def look(self, piece: tuple[int, list[str]]) -> tuple[int, Any]:
         """Return the table's number, and :class:`Found` or what :func:`task_failure` says.
 
-        :param piece: number of the table, key of the file
+        :param piece: number of the table, keys of files
         """
-        number, key = piece
-        of_table, store = self.looks[number], store_of(self.config)
+        number, keys = piece
+        of_table, store, found = self.looks[number], store_of(self.config), Found()
         try:
             with ControlClient(self.control) as permits:
                 level = of_table.plan.consistency_level
-                judged = judge_suspects(
-                    get_suspects(store, key),
-                    of_table.plan.table,
-                    Round(
-                        partial(previous_images, of_table.seen, of_table.plan.table),
-                        partial(self.read, of_table, permits, level),
-                        partial(self.read_of_all, of_table, permits),
-                        of_table.has_all,
-                        of_table.waiting,
-                        slack_of(of_table.plan),
-                        of_table.copy,
-                        self.limit,
-                    ),
+                looks = Round(
+                    partial(previous_images, of_table.seen, of_table.plan.table),
+                    partial(self.read, of_table, permits, level),
+                    partial(self.read_of_all, of_table, permits),
+                    of_table.has_all,
+                    of_table.waiting,
+                    slack_of(of_table.plan),
+                    of_table.copy,
+                    self.limit,
                 )
-            return number, self._found(judged, put_suspects(store, self.folder, judged.left) if judged.left else [])
+                for rows in get_suspects(store, keys):
+                    judged = judge_suspects(rows, of_table.plan.table, looks)
+                    left = put_suspects(store, self.folder, judged.left) if judged.left else []
+                    found.add(self._found(judged, left), self.limit)
+            return number, found
         except DriverGoneError:
             raise
         except Exception as error:
@@ -254,7 +254,7 @@ class Looker:
         before = {number: tables[number].found.files for number in looks}
 
         def work(numbers: Sequence[int]) -> list[list[Any]]:
-            pieces = [(number, key) for number in numbers for key in before[number]]
+            pieces = [(number, keys) for number in numbers for keys in few_together(store, self.folder, before[number])]
             chosen = {number: looks[number] for number in numbers}
             limit = config.verify.max_listed_differences
             task = LookTask(config, control.address, self.folder, self.edges, limit, chosen)
