@@ -29,7 +29,7 @@ from ringsync.steps.replica.caught_up import CatchUp, SyncSeen, why_behind
 from ringsync.steps.replica.examine import Examine
 from ringsync.steps.replica.kept import FirstLook
 from ringsync.steps.replica.looks import UNSETTLED, Found, LookTask, Suspected, TableLook, judge_all
-from ringsync.steps.replica.verify import Verified, examined
+from ringsync.steps.replica.verify import examined
 from ringsync.steps.sync_plan import SyncPlan
 from ringsync.storage.local import LocalStore
 from ringsync.storage.port import UnavailableError
@@ -162,7 +162,7 @@ def test_a_range_with_a_row_that_waits_as_late_is_not_proved(tmp_path: Path) -> 
     application: Any = SimpleNamespace(run="r", options=None)
     sides: Any = table.sides
     sides.seen.base, sides.chosen = "b1", None
-    told = examined(application, Verified(TABLE, sides), compared)
+    told = examined(application, sides, compared)
     proof = note_examined(LocalStore(tmp_path), told)
     assert (proof.ranges_ms, proof.compared_ms, proof.differing) == ((1_000_000, 0), (1_000_000, 1_000_000), ())
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -69,18 +69,6 @@ REPAIRS = 5
 """How often a repair is begun while merges are faster."""
 
 
-@dataclass(frozen=True)
-class Verified:
-    """A table whose replica is compared.
-
-    :ivar table: as its history has it
-    :ivar sides: both sides as of the moment of the comparison
-    """
-
-    table: TableSchema
-    sides: Sides
-
-
 def run(application: Application, clock: Callable[[], float] = time.time) -> tuple[Report, ExitCode]:
     """Verify, and repair if asked. In a run for several tables each fails for itself.
 
@@ -108,7 +96,7 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
     with Examine(application, shared, spark.session, clock) as examine:
         for some in (tables[start : start + TABLES_OF_A_JOB] for start in range(0, len(tables), TABLES_OF_A_JOB)):
             work = partial(open_table, application, shared, int(clock()), followed_tables(application.store))
-            opened = [verified for _, verified in attempts(application.run, some, work, outcome)]
+            opened = [sides for _, sides in attempts(application.run, some, work, outcome)]
             if opened:
                 compare_tables(application, examine, opened, outcome, clock)
     days = config.replica.verify_days if config.replica.verify_schedule else None
@@ -158,9 +146,7 @@ def due_tables(store: ObjectStore, known: KnownTables) -> list[TableName]:
     return [name for name in found if store.list(f"{base_folder(*name)}/_delta_log/")]
 
 
-def open_table(
-    application: Application, shared: Shared, now: int, followed: Collection[str], name: TableName
-) -> Verified:
+def open_table(application: Application, shared: Shared, now: int, followed: Collection[str], name: TableName) -> Sides:
     """Find out how both sides of a table are read; the errors are those of :func:`run`.
 
     :param now: moment of the comparison, s since the epoch
@@ -184,7 +170,7 @@ def open_table(
     if is_due(application) and seen.base_bytes + seen.changed_bytes > SMALL_BYTES:
         proof, days = get_proof(store, table.table_id), config.replica.verify_days
         sides = replace(sides, chosen=due_ranges(proof, seen.base, config.verify.ranges, days, now * 1000))
-    return Verified(table, sides)
+    return sides
 
 
 def state_of(application: Application, table: TableSchema) -> ReplicaState:
@@ -195,16 +181,15 @@ def state_of(application: Application, table: TableSchema) -> ReplicaState:
 
 
 def compare_tables(
-    application: Application, examine: Examine, opened: Sequence[Verified], outcome: Outcome, clock: Callable[[], float]
+    application: Application, examine: Examine, opened: Sequence[Sides], outcome: Outcome, clock: Callable[[], float]
 ) -> None:
     """Compare some tables, and repair them if asked; note what became of each."""
-    found = examine([verified.sides for verified in opened])
-    for verified, result in zip(opened, found, strict=True):
-        name = verified.table.keyspace, verified.table.name
+    for sides, result in zip(opened, examine(opened), strict=True):
+        name = sides.plan.table.keyspace, sides.plan.table.name
         try:
             if isinstance(result, Exception):
                 raise result if outcome.alone else as_own(result)
-            outcome.done(name, *conclude(application, examine, verified, result, clock))
+            outcome.done(name, *conclude(application, examine, sides, result, clock))
         except Exception as error:
             outcome.failed(name, error)
 
@@ -218,17 +203,17 @@ def as_own(error: Exception) -> StepError:
 
 
 def conclude(
-    application: Application, examine: Examine, verified: Verified, found: Comparison, clock: Callable[[], float]
+    application: Application, examine: Examine, sides: Sides, found: Comparison, clock: Callable[[], float]
 ) -> tuple[Report, ExitCode]:
     """Report what was found of a table, and repair it if asked."""
     from ringsync.replica.changes import outdate_merges
 
-    store, table, plan = application.store, verified.table, verified.sides.plan
-    report = {**describe(found, plan), "replica_pass": verified.sides.seen.applied}
+    store, table, plan = application.store, sides.plan.table, sides.plan
+    report = {**describe(found, plan), "replica_pass": sides.seen.applied}
     if application.options.repair and not found.is_equal:
-        written, level = correct(application, examine, verified, found)
+        written, level = correct(application, examine, sides, found)
         outdate_merges(store, table, int(clock() * 1000))
-        (again,) = examine([replace(verified.sides, seen=state_of(application, table))])
+        (again,) = examine([replace(sides, seen=state_of(application, table))])
         if isinstance(again, Exception):
             raise again
         found = again
@@ -237,7 +222,7 @@ def conclude(
             "before_repair": report,
             "repair": {**asdict(written), "consistency_level": level},
         }
-    proof = note_examined(store, examined(application, verified, found))
+    proof = note_examined(store, examined(application, sides, found))
     if proof.proved_ms and found.is_equal:
         note_verified(store, table.table_id, proof.proved_ms)
     if not found.is_equal and not found.rows_differing:
@@ -245,9 +230,9 @@ def conclude(
     return report, ExitCode.OK if found.is_equal else ExitCode.COMPLETED_WITH_ERRORS
 
 
-def examined(application: Application, verified: Verified, found: Comparison) -> Examined:
+def examined(application: Application, sides: Sides, found: Comparison) -> Examined:
     """Return what was found of a replica, for its proof."""
-    table, sides = verified.table, verified.sides
+    table = sides.plan.table
     now_ms = int(sides.plan.now * 1000)
     return Examined(
         table_id=table.table_id,
@@ -271,9 +256,7 @@ def is_due(application: Application) -> bool:
     return bool(getattr(application.options, "due", False))
 
 
-def correct(
-    application: Application, examine: Examine, verified: Verified, found: Comparison
-) -> tuple[WriteResult, str]:
+def correct(application: Application, examine: Examine, sides: Sides, found: Comparison) -> tuple[WriteResult, str]:
     """Replace the rows of the token ranges that are wrong by the source's.
 
     :returns: what was written, and the consistency level at which the source was read
@@ -284,7 +267,7 @@ def correct(
     from ringsync.replica.compare import repair
     from ringsync.replica.table import ReplicaTable
 
-    store, table, plan, first = application.store, verified.table, verified.sides.plan, verified.sides.seen
+    store, table, plan, first = application.store, sides.plan.table, sides.plan, sides.seen
     replica = ReplicaTable(store.uri(replica_folder(table.keyspace, table.name)), table)
     level = permitted(connect(cluster_settings(application.config)), plan, repair_level(store, plan))
 
