@@ -16,6 +16,7 @@ import pytest
 
 from ringsync.config.sections import Verify
 from ringsync.cql.types import Native
+from ringsync.images.differences import Difference
 from ringsync.ledger.archive import ArchivedSegment
 from ringsync.ledger.proofs import note_examined
 from ringsync.ledger.staging import Bucket
@@ -170,8 +171,10 @@ def test_a_range_with_a_row_that_waits_as_late_is_not_proved(tmp_path: Path) -> 
 def test_no_more_differences_are_listed_than_asked_for_however_many_files_have_some() -> None:
     found = Found()
     for number in range(3):
-        found.add(Found(Counter(different=2), listed=[f"{number} a", f"{number} b"]), 3)
-    assert (found.listed, found.outcomes["different"]) == (["0 a", "0 b", "1 a"], 6)
+        listed = [Difference("extra", {"id": f"{number} {name}"}) for name in "ab"]
+        found.add(Found(Counter(different=2), listed=listed), 3)
+    assert [one.key["id"] for one in found.listed] == ["0 a", "0 b", "1 a"]
+    assert found.outcomes["different"] == 6
 
 
 HOST = Host("h1", "10.0.0.1", 9042, "dc1", "r1", (0,))

@@ -8,10 +8,9 @@ equal one of the looks, which their digests tell; only the others are judged cel
 
 from __future__ import annotations
 
-import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -101,7 +100,7 @@ class Judged:
 
     outcomes: Counter[str] = field(default_factory=Counter)
     kinds: Counter[str] = field(default_factory=Counter)
-    listed: list[str] = field(default_factory=list)
+    listed: list[Difference] = field(default_factory=list)
     tokens: set[int] = field(default_factory=set)
     late: set[int] = field(default_factory=set)
     left: pa.RecordBatch | None = None
@@ -119,8 +118,7 @@ class Judged:
             if outcome == "late":
                 self.late.add(token)
             self.kinds.update(difference.kind for difference in differences)
-            room = max(0, limit - len(self.listed))
-            self.listed += [json.dumps(asdict(difference)) for difference in differences[:room]]
+            self.listed += differences[: max(0, limit - len(self.listed))]
 
 
 def digested(rows: pa.RecordBatch, table: TableSchema) -> pa.RecordBatch:

@@ -4,7 +4,6 @@ the rows that differ, until each is judged (docs/replica.md).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -15,7 +14,6 @@ import pyarrow.compute as pc
 
 from ringsync.cluster.shared import Shared
 from ringsync.config import Config
-from ringsync.images.differences import Difference
 from ringsync.images.judgement import OUTCOMES
 from ringsync.ring.ranks import RankedRing, ranked
 from ringsync.ring.tokens import MAX_TOKEN, WHOLE_RING
@@ -233,9 +231,6 @@ class Examine:
             replica_cells=pc.sum(replica["cells"]).as_py(),
             rows=rows,
             differences_by_kind=dict(found.kinds),
-            differences=tuple(
-                Difference(**json.loads(one))
-                for one in found.listed[: self._application.config.verify.max_listed_differences]
-            ),
+            differences=tuple(found.listed),
             why_not_judged=found.why,
         )

@@ -22,6 +22,7 @@ from ringsync.cluster.levels import at_permitted
 from ringsync.cluster.limits import Permits
 from ringsync.cluster.session import GuardrailError
 from ringsync.config import Config
+from ringsync.images.differences import Difference
 from ringsync.images.judgement import Copy, Slack
 from ringsync.replica.changes import CLOCK_SKEW_US, ReplicaState
 from ringsync.replica.lookup import previous_images
@@ -174,7 +175,6 @@ class LookTask:
 class Found:
     """What looks have found out of a table.
 
-    :ivar listed: differences as JSON
     :ivar wrong: numbers of the token ranges with differences; ``late``: with rows that wait as late
     :ivar files: keys of the suspects that are left, ``rows_left`` of them, in the token ranges ``unjudged``
     :ivar why: why they are left
@@ -182,7 +182,7 @@ class Found:
 
     outcomes: Counter[str] = field(default_factory=Counter)
     kinds: Counter[str] = field(default_factory=Counter)
-    listed: list[str] = field(default_factory=list)
+    listed: list[Difference] = field(default_factory=list)
     wrong: frozenset[int] = frozenset()
     late: frozenset[int] = frozenset()
     files: list[str] = field(default_factory=list)
