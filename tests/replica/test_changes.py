@@ -182,6 +182,24 @@ def test_what_was_merged_is_forgotten_and_nothing_else(tmp_path: Path) -> None:
     assert state_of(tmp_path, simple()).applied == 12
 
 
+def test_merged_images_that_somebody_writes_anew_with_later_ones_stay_until_the_next(tmp_path: Path) -> None:
+    """If only some of a row's merged images went, an older one would be taken for its newest."""
+    store = LocalStore(tmp_path)
+    write_base(tmp_path, simple(), simple_images(3))
+    for number in (1, 2):
+        write_pass(tmp_path, simple(), simple_images(1, str(number)), number)
+    merged = state_of(tmp_path, simple())
+    write_pass(tmp_path, simple(), simple_images(2, "three").slice(1), 3)
+    theirs = DeltaTable(f"{replica_uri(tmp_path, simple())}/changes").update(
+        updates={"v": "v"}, predicate="_version = 1 OR _version = 3"
+    )
+    assert (theirs["num_removed_files"], theirs["num_added_files"]) == (2, 1)
+    forget_merged(store, simple(), merged, NOW_MS)
+    assert [row for row in newest(tmp_path) if row[1] == 0] in ([], [(1, 0, "1"), (2, 0, "2")])
+    forget_merged(store, simple(), state_of(tmp_path, simple()), NOW_MS)
+    assert newest(tmp_path) == []
+
+
 def test_a_merge_that_wakes_up_after_a_bootstrap_takes_nothing_out(tmp_path: Path) -> None:
     """The passes that it has merged into the base before are added to the new one again."""
     store = LocalStore(tmp_path)

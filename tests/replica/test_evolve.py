@@ -429,6 +429,17 @@ def test_a_pass_that_comes_while_the_base_is_written_again_is_added_again(tmp_pa
     assert shown(tmp_path, new)[1]["v"] == "new"
 
 
+@pytest.mark.parametrize("value", ["TRUE", "False"])
+def test_a_base_that_is_written_again_may_have_deletion_vectors_as_before(tmp_path: Path, value: str) -> None:
+    old, new = table(V), table(V, key="place")
+    begun(tmp_path, old, image(old, 1, id=1, line=1, v="old"))
+    base = DeltaTable(f"{replica_uri(tmp_path, old)}/base")
+    base.alter.set_table_properties({"delta.enableDeletionVectors": value})
+    follow(tmp_path, [old, new])
+    found = read_snapshot(LocalStore(tmp_path), base_folder("shop", "orders")).configuration
+    assert found["delta.enableDeletionVectors"].lower() == value.lower()
+
+
 def test_a_repair_while_the_base_is_written_again_stays(tmp_path: Path) -> None:
     old, new = table(V), table(V, key="place")
     begun(tmp_path, old, image(old, 1, id=1, line=1, v="old"))

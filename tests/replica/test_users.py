@@ -18,8 +18,9 @@ from deltalake.table import TableAlterer, TableMerger, TableOptimizer
 from ringsync.replica import merge as merging
 from ringsync.replica.changes import write_checkpoint
 from ringsync.replica.errors import ReplicaWaitsError
+from ringsync.replica.features import writer_features
 from ringsync.replica.table import ReplicaTable
-from tests.replica.bases import replica_uri, state_of, write_base
+from tests.replica.bases import NOW_MS, replica_uri, state_of, write_base
 from tests.replica.users import BASE_ROWS, EVERYTHING, Used, changed, lacks, theirs
 
 Deed = Callable[[Used], Any]
@@ -97,11 +98,29 @@ def set_properties(used: Used) -> None:
     used.delta.alter.set_table_properties(properties, raise_if_not_exists=False)
 
 
+def choose_statistics(used: Used) -> None:
+    used.delta.alter.set_table_properties({"delta.dataSkippingStatsColumns": "id"})
+    used.delta.optimize.compact()
+
+
+def without_statistics(used: Used) -> None:
+    """Also in the checkpoints that ringsync writes."""
+    used.delta.alter.set_table_properties(dict.fromkeys(NO_STATISTICS, "false"))
+    write_checkpoint(used.store, f"replica/shop/orders/{used.part}", {})
+
+
+NO_STATISTICS = ("delta.checkpoint.writeStatsAsJson", "delta.checkpoint.writeStatsAsStruct")
+
+
 def constraint(used: Used) -> None:
     used.delta.alter.add_constraint({"small": "id < 5000"})
     used.delta.alter.drop_constraint("small")
 
 
+STATISTICS: dict[str, Deed] = {
+    "statistics of other columns": choose_statistics,
+    "no statistics in checkpoints": without_statistics,
+}
 DEEDS: dict[str, Deed] = {
     "DeltaTable.compact_logs": lambda used: used.delta.compact_logs(0, used.delta.version()),
     "DeltaTable.cleanup_metadata": lambda used: (used.delta.create_checkpoint(), used.delta.cleanup_metadata()),
@@ -121,6 +140,7 @@ DEEDS: dict[str, Deed] = {
     "TableOptimizer.compact": lambda used: used.delta.optimize.compact(),
     "TableOptimizer.z_order": lambda used: used.delta.optimize.z_order(["id"]),
     "deltalake.write_deltalake": overwrite,
+    **STATISTICS,
     "properties of a commit": lambda used: used.delta.update(
         updates={"v": "'theirs'"}, predicate="id = -5", commit_properties=CommitProperties({"who": "they"})
     ),
@@ -192,6 +212,44 @@ def test_it_goes_on_and_what_is_theirs_stays(used: Used, deed: str) -> None:
     assert not lacks(given, theirs(used))
 
 
+@pytest.mark.parametrize("deed", ["DeltaTable.update", "TableOptimizer.z_order", *STATISTICS])
+def test_merged_images_go_whatever_files_they_are_in(tmp_path: Path, deed: str) -> None:
+    """If one stayed, it would hide a newer one that the base has, and the next merge would write it over that."""
+    used = Used(tmp_path, "changes").begin()
+    DEEDS[deed](used)
+    for _ in range(2):
+        used.merge()
+        assert not used.snapshot().files
+        used.add_pass()
+
+
+def test_rows_are_about_known_without_statistics(used: Used) -> None:
+    """Else a merge is always due, and a batch has one row."""
+    without_statistics(used)
+    assert used.delta.count() == 0, "delta-rs counts by statistics"
+    rows = len(pa.table(used.delta.scan().read_all()))
+    assert 0.8 * rows <= used.snapshot().rows <= 1.2 * rows
+    used.merge()
+    used.add_pass()
+    assert not merging.due(state_of(used.root, used.version), NOW_MS, interval_s=1e9, rows_fraction=0.5)
+
+
+@pytest.mark.parametrize("value", ["true", "TRUE"])
+def test_commits_have_times_if_the_table_wants_them(used: Used, value: str) -> None:
+    """Spark stores the value as it was written."""
+    before = used.snapshot()
+    features = {*writer_features(before.protocol), "inCommitTimestamp"}
+    protocol = {"minReaderVersion": 1, **before.protocol, "minWriterVersion": 7, "writerFeatures": sorted(features)}
+    configuration = {**before.configuration, "delta.enableInCommitTimestamps": value}
+    metadata = {**before.metadata, "configuration": configuration}
+    commit(used, {"protocol": protocol}, {"metaData": metadata}, inCommitTimestamp=NOW_MS)
+    used.go_on()
+    commits = sorted(Path(used.uri).glob("_delta_log/*.json"))[before.version + 1 :]
+    times = [json.loads(log.read_text().splitlines()[0])["commitInfo"].get("inCommitTimestamp") for log in commits]
+    assert len(times) > 2
+    assert times == sorted(set(times))
+
+
 def test_deletion_vectors_that_were_switched_off_stay_off(used: Used) -> None:
     """Also in the protocol: some readers refuse a table that may have them."""
     write_base(used.root, used.version, used.images(used.rows), from_pass=used.passes + 1, deletion_vectors=False)
@@ -242,10 +300,11 @@ def test_a_base_is_compacted_as_delta_allows(
     assert (is_compacted, said) == (how is not None, [how] if how else [])
 
 
-def commit(used: Used, *actions: Any) -> None:
-    """Somebody's commit to the base."""
-    log = Path(used.uri).parent / "base/_delta_log" / f"{used.snapshot().version + 1:020}.json"
-    log.write_text("".join(json.dumps(one) + "\n" for one in ({"commitInfo": {"operation": "theirs"}}, *actions)))
+def commit(used: Used, *actions: Any, **info: Any) -> None:
+    """Somebody's commit."""
+    log = Path(used.uri) / "_delta_log" / f"{used.snapshot().version + 1:020}.json"
+    lines = ({"commitInfo": {"operation": "theirs", **info}}, *actions)
+    log.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 @pytest.mark.parametrize("deed", REFUSED)

@@ -101,7 +101,7 @@ def test_all_that_is_honoured_at_once(spark: SparkSession, tmp_path: Path) -> No
 def use_everything(spark: SparkSession, used: Used) -> None:
     """Switch on and set all that ringsync honours."""
     wanted = {
-        "delta.enableInCommitTimestamps": "true",
+        "delta.enableInCommitTimestamps": "TRUE",  # kept as it is written
         "delta.enableRowTracking": "true",
         "delta.enableChangeDataFeed": "true",
         "delta.enableDeletionVectors": "true" if used.part == "changes" else "false",

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 from deltalake import DeltaTable
 
 from ringsync.images.live import shown_rows
 from ringsync.images.schema import row_image_schema
-from ringsync.replica.delta_log import read_snapshot
+from ringsync.replica.base import MERGE, base_folder
+from ringsync.replica.changes import forget_merged
+from ringsync.replica.data_files import DataFileWriter
+from ringsync.replica.delta_log import append, read_snapshot, remove
 from ringsync.replica.evolve import follow_schema
 from ringsync.replica.lookup import images_between
 from ringsync.schema.table import TableSchema
@@ -75,9 +80,9 @@ class Used:
         )
 
     def add_pass(self) -> None:
-        """Change two rows, add one."""
+        """Change three rows, one of them in each pass, and add one."""
         number = self.passes + 1
-        new = dict.fromkeys((number % 7, 10 + number, 100 + number), f"pass {number}")
+        new = dict.fromkeys((number % 7, 7, 10 + number, 100 + number), f"pass {number}")
         write_pass(self.root, self.version, self.images(new), number)
         self.passes = number
         self.rows |= new
@@ -85,6 +90,20 @@ class Used:
 
     def images(self, rows: dict[int, str]) -> Any:
         return rows_of(self.version, *(image(self.version, n, id=n, line=n, v=v) for n, v in sorted(rows.items())))
+
+    def merge(self) -> None:
+        """Merge as ``replica_merge`` does, but instead of Spark's MERGE write the base again."""
+        seen, folder = state_of(self.root, self.version), base_folder("shop", "orders")
+        base, writer = self.snapshot("base"), DataFileWriter(row_image_schema(self.version))
+        rows = pa.Table.from_batches(images_between(seen, self.version, *ALL)).sort_by("token").combine_chunks()
+        for batch in rows.to_batches():
+            writer.add(batch)
+        file, data = writer.finish(f"part-{secrets.token_hex(8)}.zstd.parquet", NOW_MS)
+        self.store.put(f"{folder}/{file.name}", data)
+        append(self.store, folder, base, [file], transactions={MERGE: base.version + 1}, now_ms=NOW_MS)
+        remove(self.store, folder, self.snapshot("base"), base.files, now_ms=NOW_MS)
+        forget_merged(self.store, self.version, seen, NOW_MS)
+        self.check()
 
     def alter(self) -> None:
         """Follow the source's ``ALTER TABLE``."""

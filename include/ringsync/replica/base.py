@@ -13,7 +13,7 @@ import ringsync
 from ringsync.images.schema import lake_names, row_image_schema
 from ringsync.replica.delta_log import DataFile, DeltaSnapshot, replace_all
 from ringsync.replica.errors import ReplicaMismatchError, ReplicaWaitsError, SchemaChangedError
-from ringsync.replica.features import columns_differ, restored, writer_features
+from ringsync.replica.features import columns_differ, is_on, restored, writer_features
 from ringsync.schema.table import TableSchema
 from ringsync.storage.port import ObjectStore
 
@@ -203,8 +203,8 @@ def replace_base(
         **properties,
     }
     if before.version >= 0:  # DROP FEATURE unsets the property
-        is_on = before.configuration.get("delta.enableDeletionVectors", "").lower() == "true"
-        deletion_vectors &= is_on and "deletionVectors" in writer_features(before.protocol)
+        deletion_vectors &= is_on(before.configuration, "delta.enableDeletionVectors")
+        deletion_vectors &= "deletionVectors" in writer_features(before.protocol)
     return replace_all(
         store,
         base_folder(table.keyspace, table.name),

@@ -12,14 +12,12 @@ repeating a pass adds nothing, and images computed from an older state are refus
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import repeat
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema
@@ -41,6 +39,7 @@ from ringsync.replica.delta_log import (
     DeltaSnapshot,
     KnownSnapshots,
     append,
+    file_identity,
     log_from_checkpoint,
     read_snapshot,
     remove,
@@ -255,7 +254,10 @@ def outdate_merges(store: ObjectStore, table: TableSchema, now_ms: int) -> None:
 
 
 def forget_merged(store: ObjectStore, table: TableSchema, seen: ReplicaState, now_ms: int) -> None:
-    """Remove the files whose images have been merged into the base from the changes table.
+    """Remove the files whose images have been merged into the base from the changes table: those of the state.
+
+    If somebody has written some of them anew, perhaps together with later images, all stay for the next merge. If only
+    some of a row's merged images went, an older one of them would be taken for its newest.
 
     The check of the base and the removal concern the same version of the table. So a caller that comes after a
     bootstrap has replaced the base removes nothing.
@@ -264,14 +266,15 @@ def forget_merged(store: ObjectStore, table: TableSchema, seen: ReplicaState, no
     :raises StaleStateError: a bootstrap has replaced the base; nothing was removed
     """
     folder = changes_folder(table.keyspace, table.name)
+    merged = set(map(file_identity, read_snapshot(store, folder, version=seen.changes_version).files))
     for _ in _attempts(store, table):
         changes = read_snapshot(store, folder)
         _check_same_base(changes, seen, seen.changes_uri)
-        merged = [file for file in changes.files if _last_pass_in(file) <= seen.applied]
-        if not merged:
+        there = [file for file in changes.files if file_identity(file) in merged]
+        if not there or len(there) < len(merged):
             return
         with suppress(ConcurrentCommitError):
-            remove(store, folder, changes, merged, now_ms=now_ms)
+            remove(store, folder, changes, there, now_ms=now_ms)
             return
 
 
@@ -292,11 +295,6 @@ def _check_same_base(table: DeltaSnapshot, seen: ReplicaState, uri: str) -> None
             f"{uri} now belongs to base {base}, not to {seen.base}: a bootstrap or a change of the table's schema has "
             "replaced the replica. Try again if the change is still wanted"
         )
-
-
-def _last_pass_in(file: Mapping[str, Any]) -> float:
-    """Return the newest pass with an image in a file; infinity if the file does not say."""
-    return float(json.loads(file.get("stats") or "{}").get("maxValues", {}).get(VERSION, math.inf))
 
 
 def write_checkpoint(

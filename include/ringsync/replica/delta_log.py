@@ -12,8 +12,10 @@ from __future__ import annotations
 import json
 import re
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -23,13 +25,14 @@ import ringsync
 from ringsync.replica.errors import ReplicaWaitsError
 from ringsync.replica.features import (
     Action,
+    is_on,
     refusal,
     with_deletion_vectors,
     with_metadata,
     with_row_ids,
     writer_features,
 )
-from ringsync.storage.port import AlreadyExistsError, ObjectStore, Stat
+from ringsync.storage.port import AlreadyExistsError, ObjectStore, Stat, StorageError
 
 _COMMIT = re.compile(r"_delta_log/(\d{20})\.json$")
 _CHECKPOINT = re.compile(r"_delta_log/(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10}))?\.parquet$")
@@ -65,7 +68,7 @@ class DeltaSnapshot:
     """A Delta table at its newest version.
 
     :ivar version: Delta version; -1: there is no table
-    :ivar files: ``add`` actions of the live files
+    :ivar files: ``add`` actions of the live files. Those without statistics have about how many rows they hold
     :ivar transactions: version of each transaction by its application id
     :ivar updated_ms: when each transaction's files were written, ms since the epoch, if the log says it
     :ivar domains: configuration of each metadata domain
@@ -86,7 +89,7 @@ class DeltaSnapshot:
 
     @property
     def rows(self) -> int:
-        """Rows of all files whose statistics are known, without the rows marked deleted."""
+        """Rows of all files, without the rows marked deleted."""
         return sum(map(file_rows, self.files)) - self.deleted_rows
 
     @property
@@ -109,16 +112,21 @@ KnownSnapshots = dict[str, tuple[Sequence[Stat], DeltaSnapshot]]
 """The objects of the log and the snapshot read from them, by folder."""
 
 
-def read_snapshot(store: ObjectStore, folder: str, known: KnownSnapshots | None = None) -> DeltaSnapshot:
+def read_snapshot(
+    store: ObjectStore, folder: str, known: KnownSnapshots | None = None, *, version: int | None = None
+) -> DeltaSnapshot:
     """Read a table's snapshot: replay its log from the last checkpoint.
 
     :param folder: key of the table's folder in the store
     :param known: cache: an unchanged log is not read again
+    :param version: Delta version; None: the newest one
     :raises DeltaLogError: commits are missing
     :raises ReplicaWaitsError: the table has features that ringsync does not honour
     """
     known = {} if known is None else known
     log = list(store.list(f"{folder}/_delta_log/"))
+    if version is not None:
+        log = [stat for stat in log if stat.key.rpartition("/")[2][:20] <= f"{version:020}"]
     before, snapshot = known.get(folder, ([], DeltaSnapshot()))
     if log != before:
         snapshot = _replay(store, folder, [stat.key for stat in log])
@@ -146,9 +154,9 @@ def _replay(store: ObjectStore, folder: str, keys: Sequence[str]) -> DeltaSnapsh
         (kind, content), *_ = [(kind, content) for kind, content in action.items() if content is not None]
         match kind:
             case "add":
-                live[_identity(content)] = content
+                live[file_identity(content)] = content
             case "remove":
-                live.pop(_identity(content), None)
+                live.pop(file_identity(content), None)
             case "txn":
                 transactions[content["appId"]] = content["version"]
                 updated_ms[content["appId"]] = content.get("lastUpdated") or 0
@@ -160,7 +168,36 @@ def _replay(store: ObjectStore, folder: str, keys: Sequence[str]) -> DeltaSnapsh
                 domains[content["domain"]] = "" if content.get("removed") else content["configuration"]
     if reason := refusal(store.uri(folder), protocol, metadata, domains):
         raise ReplicaWaitsError(reason)
-    return DeltaSnapshot(version, protocol, metadata, tuple(live.values()), transactions, updated_ms, domains)
+    files = tuple(_with_rows(store, folder, live.values()))
+    return DeltaSnapshot(version, protocol, metadata, files, transactions, updated_ms, domains)
+
+
+def _with_rows(store: ObjectStore, folder: str, files: Collection[Action]) -> Iterator[Action]:
+    """Give files without statistics about the rows that they hold: as many for their size as the largest of them.
+
+    Statistics are optional; a checkpoint drops them if its table's properties say so.
+    """
+    silent = {id(file): file for file in files if '"numRecords"' not in (file.get("stats") or "")}
+    per_byte = 0.0
+    if silent:
+        largest = max(silent.values(), key=lambda file: int(file["size"]))
+        # Who reads the rows of a file that is missing or damaged says so.
+        with suppress(StorageError, ValueError, pa.ArrowException):
+            per_byte = _rows_in(store, f"{folder}/{unquote(largest['path'])}", largest["size"]) / largest["size"]
+    for file in files:
+        if id(file) in silent:
+            stats = json.loads(file.get("stats") or "{}")
+            file = {**file, "stats": json.dumps({**stats, "numRecords": round(per_byte * file["size"])})}
+        yield file
+
+
+def _rows_in(store: ObjectStore, key: str, size: int) -> int:
+    """Read a Parquet file's number of rows from its footer.
+
+    :param size: size of the file, bytes
+    """
+    length = int.from_bytes(store.get_range(key, size - 8, 4), "little") + 8
+    return int(pq.read_metadata(pa.BufferReader(store.get_range(key, size - length, length))).num_rows)
 
 
 def log_from_checkpoint(store: ObjectStore, folder: str) -> list[str]:
@@ -299,7 +336,7 @@ def _commit(store: ObjectStore, folder: str, before: DeltaSnapshot, actions: Seq
     version, features = before.version + 1, writer_features(before.protocol)
     if "rowTracking" in features:
         actions = [*with_row_ids(actions, before.domains, version)]
-    if before.configuration.get("delta.enableInCommitTimestamps") == "true":
+    if is_on(before.configuration, "delta.enableInCommitTimestamps"):
         info = actions[0]["commitInfo"]
         info["inCommitTimestamp"] = max(info["timestamp"], _commit_time(store, folder, before.version) + 1)
     name = _commit_key(folder, version)
@@ -358,7 +395,7 @@ def _without_nulls(content: Action) -> Action:
     return plain
 
 
-def _identity(content: Action) -> tuple[str, str]:
+def file_identity(content: Action) -> tuple[str, str]:
     """Return a file's identity: its path and its deletion vector (PROTOCOL.md, "Add File and Remove File")."""
     vector = content.get("deletionVector")
     return content["path"], json.dumps(

@@ -281,7 +281,6 @@ def rewrite(
         transaction=f"schema-{secrets.token_hex(8)}",
         now_ms=now_ms,
         from_pass=state.applied + 1,
-        deletion_vectors=(base.metadata["configuration"]).get("delta.enableDeletionVectors") == "true",
     )
     begin_changes(store, table, now_ms)
     return {"rows": sum(file.rows for file in files), "files": len(files)}

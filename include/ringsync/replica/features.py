@@ -44,6 +44,14 @@ _REFUSED_PROPERTIES = {
 _ROW_TRACKING = "delta.rowTracking"
 
 
+def is_on(configuration: Mapping[str, str], name: str) -> bool:
+    """Tell whether a property of a table is set to true. Delta keeps values as they were written: ``TRUE`` is on, too.
+
+    :param configuration: the table's properties
+    """
+    return configuration.get(name, "").lower() == "true"
+
+
 def writer_features(protocol: Action) -> set[str]:
     """Return the features that a writer must know."""
     if "writerFeatures" in protocol:
