@@ -32,7 +32,7 @@ from ringsync.replica.features import (
     with_row_ids,
     writer_features,
 )
-from ringsync.storage.port import AlreadyExistsError, ObjectStore, Stat, StorageError
+from ringsync.storage.port import AlreadyExistsError, NotFoundError, ObjectStore, Stat
 
 _COMMIT = re.compile(r"_delta_log/(\d{20})\.json$")
 _CHECKPOINT = re.compile(r"_delta_log/(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10}))?\.parquet$")
@@ -182,7 +182,7 @@ def _with_rows(store: ObjectStore, folder: str, files: Collection[Action]) -> It
     if silent:
         largest = max(silent.values(), key=lambda file: int(file["size"]))
         # Who reads the rows of a file that is missing or damaged says so.
-        with suppress(StorageError, ValueError, pa.ArrowException):
+        with suppress(NotFoundError, ValueError, OSError, pa.ArrowException):
             per_byte = _rows_in(store, f"{folder}/{unquote(largest['path'])}", largest["size"]) / largest["size"]
     for file in files:
         if id(file) in silent:
