@@ -117,8 +117,11 @@ class AirflowClient:
 
     def state(self, dag: str, run: str) -> RunState:
         """Read the states of a run and its tasks."""
+        return self._with_tasks(dag, self._request("GET", f"dags/{quote(dag)}/dagRuns/{quote(run)}"))
+
+    def _with_tasks(self, dag: str, details: Mapping[str, Any]) -> RunState:
+        run = details["dag_run_id"]
         path = f"dags/{quote(dag)}/dagRuns/{quote(run)}"
-        details = self._request("GET", path)
         tasks = self._request("GET", f"{path}/taskInstances")["task_instances"]
         tasks.sort(key=lambda task: (task["start_date"] is None, task["start_date"] or "", task["task_id"]))
         states = [
@@ -162,7 +165,7 @@ class AirflowClient:
         """Read the state of a DAG's newest run, or of the newest that has ended; None: there is none."""
         states = "&state=success&state=failed" if ended else ""
         runs = self._request("GET", f"dags/{quote(dag)}/dagRuns?limit=1&order_by=-run_after{states}")["dag_runs"]
-        return self.state(dag, runs[0]["dag_run_id"]) if runs else None
+        return self._with_tasks(dag, runs[0]) if runs else None
 
     def end_unfinished(self, dag: str) -> list[str]:
         """End the runs of a DAG that have not ended, e.g. after Airflow was killed.

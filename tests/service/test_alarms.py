@@ -286,6 +286,17 @@ def test_without_the_store_alarms_are_told_from_memory(store: ObjectStore, tmp_p
     assert [alarm.kind for alarm in history(store, 0)] == ["segments-lost"]
 
 
+def test_what_is_not_ours_is_passed_over_without_a_word(store: ObjectStore, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each look at the history would warn of it."""
+    watching = Watch(store, [], 0)
+    watching.look([FAILING], NOON)
+    for key in ("alarms/history/notes.txt", f"{next(iter(history(store, NOON))).key}~"):
+        store.put(key, b"?")
+    capsys.readouterr()
+    assert len(list(history(store, NOON))) == 1
+    assert capsys.readouterr().out == ""
+
+
 def test_old_alarms_are_forgotten_by_day(store: ObjectStore) -> None:
     day = 24 * 60 * MINUTE
     watching = Watch(store, [], MINUTE)

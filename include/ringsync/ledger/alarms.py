@@ -17,6 +17,7 @@ from typing import Any
 from ringsync.storage.port import ChecksumError, ObjectStore, get_json, list_named
 
 _ACTIVE, _HISTORY = "alarms/active.json", "alarms/history/"
+_NAME = r"[\d-]{10}/[^ /]+\.json"
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,7 @@ def history(store: ObjectStore, since_ms: int) -> Iterator[Alarm]:
 
     :raises UnavailableError: the store cannot be used
     """
-    for stat in store.list(_HISTORY, f"{_HISTORY}{_day(since_ms)}"):
+    for stat in list_named(store, _HISTORY, _NAME, f"{_HISTORY}{_day(since_ms)}"):
         try:
             document = get_json(store, stat.key)
             # One that is listed may have been forgotten since.
@@ -152,7 +153,7 @@ def forget_before(store: ObjectStore, moment_ms: int) -> int:
     :raises StorageError: the store cannot be used
     """
     first = f"{_HISTORY}{_day(moment_ms)}"
-    old = [stat.key for stat in list_named(store, _HISTORY, r"[\d-]{10}/[^ /]+\.json") if stat.key < first]
+    old = [stat.key for stat in list_named(store, _HISTORY, _NAME) if stat.key < first]
     for key in old:
         store.delete(key)
     return len(old)

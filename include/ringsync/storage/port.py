@@ -145,13 +145,14 @@ def get_json(store: ObjectStore, key: str) -> Any:
         return None
 
 
-def list_named(store: ObjectStore, folder: str, form: str) -> list[Stat]:
+def list_named(store: ObjectStore, folder: str, form: str, start: str = "") -> list[Stat]:
     """List the objects of a folder whose names have a form. All others are not ours: somebody has put them there.
 
     :param folder: with a slash at its end
     :param form: regular expression of the whole name below the folder
+    :param start: first key that is listed
     """
-    return [stat for stat in store.list(folder) if re.fullmatch(form, stat.key.removeprefix(folder))]
+    return [stat for stat in store.list(folder, start) if re.fullmatch(form, stat.key.removeprefix(folder))]
 
 
 def is_legal_key(name: str) -> bool:
