@@ -92,7 +92,7 @@ class Lake:
         self.last_task = (context, self.store, StagedFiles(self.store, VERSION), "0000", slices, by_arrival)
         found = close_slice(*self.last_task)
         if found.outputs:
-            made = commit(self.store, context, [found.outputs], {})
+            made = commit(self.store, context, found.outputs, {})
             assert made is not None
             self.passes.append(made)
         return found
@@ -124,7 +124,7 @@ def settled_in(bucket: Bucket, *, everywhere: bool, readings: tuple[tuple[int, R
 
 
 def outcome(found: SliceResult) -> tuple[int, int]:
-    return (found.outputs.rows if found.outputs else 0, found.published_before)
+    return (sum(output.rows for output in found.outputs), found.published_before)
 
 
 OF_ITS_TIME = Write(1, 1, "x", NOW.start * 1000 + 5)
@@ -294,7 +294,7 @@ def test_a_task_that_was_thought_dead_replaces_nothing_that_a_pass_names(
 def test_counts_of_rows_on_which_all_agreed() -> None:
     reading = Reading((("key", "a"),), WHOLE_RING.unwrap(), 5)
     settled = settled_in(NOW, everywhere=True, readings=((0, reading),))
-    counts = count([settled], [SliceResult(None, read=5, repeated=2, published_before=3, only_one=0)])
+    counts = count([settled], [SliceResult((), read=5, repeated=2, published_before=3, only_one=0)])
     assert (counts["agreed"], counts["at_close"], counts["rows"]) == (5, 0, 0)
     with pytest.raises(StepError, match="5 rows are staged, 4 were read, 4 accounted for"):
-        count([settled], [SliceResult(None, read=4, repeated=1, published_before=3, only_one=0)])
+        count([settled], [SliceResult((), read=4, repeated=1, published_before=3, only_one=0)])

@@ -341,7 +341,7 @@ def test_what_a_read_may_not_meet_waits(
     reading = Reading(((places[0], "a"),), WHOLE_RING.unwrap(), 1, level=level)
     slices = [SliceOfBucket(str(NOW), (reading,), (), ())]
     found = close_slice(context, lake.store, StagedFiles(lake.store, VERSION), "0000", slices, by_arrival=False)
-    assert (found.open, found.outputs is None) == (is_open, is_open)
+    assert (found.open, not found.outputs) == (is_open, is_open)
 
 
 SIMPLE = TableSchema("shop", "t", "5" * 32, (Column("id", "partition_key", INT), Column("v", "regular", TEXT)))
@@ -381,9 +381,9 @@ def test_the_deletion_of_a_partition_waits_as_the_rows_under_it_do(
     waits = not is_later and not all_alive
     waiting = [version.from_store(decode_rows(lake.store.get(stat.key))) for stat in lake.store.list(LATE_ROWS)]
     assert [one["digest"].to_pylist() for one in waiting] == [[rows[0]["digest"]]] * waits
-    assert (found.open, found.outputs and found.outputs.rows) == (waits, 2 - waits)
-    assert found.outputs is not None
-    assert (found.outputs.deletions is None) == waits, "the replica takes it"
-    stream.publish(pass_folder(1), [found.outputs.part])
+    (output,) = found.outputs
+    assert (found.open, output.rows) == (waits, 2 - waits)
+    assert (output.deletions is None) == waits, "the replica takes it"
+    stream.publish(pass_folder(1), [output.part])
     said = [(one["key"]["id"], one["value"]["op"]) for one in stream.read(pass_folder(1))]
     assert sorted(said) == ([(2, "c")] if waits else [(1, "d"), (1, "u"), (2, "c")])

@@ -351,7 +351,7 @@ class Closer:
         except Exception:
             forget_waiting(self._store, context)
             raise
-        outputs = [result.outputs for result in results if result.outputs]
+        outputs = [output for result in results for output in result.outputs]
         if outputs:
             everywhere = all(part.everywhere for part in settled)
             made = commit(self._store, context, outputs, {**counts, "everywhere": everywhere})
@@ -462,7 +462,7 @@ def count(settled: Sequence[Settled], results: Iterable[SliceResult]) -> Counter
     """
     total: Counter[str] = Counter()
     for result in results:
-        rows = result.outputs.rows if result.outputs else 0
+        rows = sum(output.rows for output in result.outputs)
         total.update(
             read=result.read,
             repeated=result.repeated,

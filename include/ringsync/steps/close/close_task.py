@@ -17,6 +17,7 @@ from ringsync.ledger import passes
 from ringsync.ledger.staging import OF_PASS, STAGED_ROWS, Bucket, Place, encode_rows, late_key, read_block
 from ringsync.steps.close.agreement import Reading, Settled
 from ringsync.steps.passes.make import Outputs, PassContext, make_outputs, own_name
+from ringsync.steps.passes.pieces import PIECE_BYTES, pieces
 from ringsync.storage.port import ObjectStore
 from ringsync.wiring import store_of
 
@@ -68,7 +69,7 @@ def cut(
     for group in groups:
         pieces = -(-sum(rows[number] for number in group) // SLICE_ROWS)
         for piece in range(pieces):
-            buckets = ((part, _piece_of(part, group, piece, pieces)) for part in settled)
+            buckets = ((part, _of_group(part, group, piece, pieces)) for part in settled)
             slices.append(
                 tuple(
                     SliceOfBucket(str(part.bucket), some, published[part.bucket], elsewhere[part.bucket])
@@ -79,13 +80,13 @@ def cut(
     return [(f"{place:04}", buckets) for place, buckets in enumerate(slices) if buckets]
 
 
-def _piece_of(settled: Settled, group: frozenset[int], piece: int, pieces: int) -> tuple[Reading, ...]:
-    """Cut a piece of each token range of the group: tokens are hashes, so equal widths have about as many rows."""
-    return tuple(
-        replace(reading, ranges=tuple(part for whole in reading.ranges for part in whole.split(pieces)[piece:][:1]))
-        for number, reading in settled.readings
-        if number in group
-    )
+def _of_group(settled: Settled, group: frozenset[int], piece: int, pieces: int) -> tuple[Reading, ...]:
+    return tuple(_piece_of(reading, piece, pieces) for number, reading in settled.readings if number in group)
+
+
+def _piece_of(reading: Reading, piece: int, pieces: int) -> Reading:
+    """Cut a piece of each of the token ranges: tokens are hashes, so equal widths have about as many rows."""
+    return replace(reading, ranges=tuple(part for whole in reading.ranges for part in whole.split(pieces)[piece:][:1]))
 
 
 def group_ranges(rows: Mapping[int, int], size: int) -> list[frozenset[int]]:
@@ -106,12 +107,12 @@ def group_ranges(rows: Mapping[int, int], size: int) -> list[frozenset[int]]:
 class SliceResult:
     """The result of a slice.
 
-    :ivar outputs: None: everything was published before
+    :ivar outputs: of its pieces; none: everything was published before
     :ivar only_one: rows that only one node had, of those that were read
     :ivar open: rows that have become late rows: their present state cannot be known while replicas are down
     """
 
-    outputs: Outputs | None
+    outputs: tuple[Outputs, ...]
     read: int
     repeated: int
     published_before: int
@@ -132,8 +133,9 @@ class CloseTask:
     def __call__(self, slices: Iterable[Slice]) -> Iterator[SliceResult]:
         store = store_of(self.context.reader.config)
         files = StagedFiles(store, self.context.reader.version)
-        for name, buckets in slices:
-            yield close_slice(self.context, store, files, name, buckets, self.by_arrival)
+        for name, whole in slices:
+            for buckets in files.cut(whole):
+                yield close_slice(self.context, store, files, name, buckets, self.by_arrival)
 
 
 def close_slice(
@@ -170,20 +172,22 @@ def close_slice(
                     fresh[place].append(_chosen(rows, new))
             seen = passes.sorted_digests(np.concatenate([seen, halves[first & ~known]]))
     if not fresh:
-        return SliceResult(None, read, repeated, before, only_one)
+        return SliceResult((), read, repeated, before, only_one)
     levels = {reading.level for part in buckets for reading in part.readings}
     one_is_enough = context.reader.one_is_enough and levels == {"LOCAL_ONE"}
     disagreed = context.reader.disagreed or "ALL" in levels
     reader = replace(context.reader, disagreed=disagreed, one_is_enough=one_is_enough)
     context = replace(context, reader=reader)
     by_place = {place: pa.concat_batches(batches) for place, batches in fresh.items()}
-    made = make_outputs(context, store, by_place, name)
-    if made.open.num_rows:
+    made = [make_outputs(context, store, piece, name) for piece in pieces(by_place, reader.table)]
+    left_open = pa.concat_batches([piece.open for piece in made])
+    if left_open.num_rows:
         # A repeated pass writes these rows again: then its digests show which of them were published after all. Each
         # try has file names of its own: if all rows wait there is no pass, and the next try has the same number.
         key = late_key(context.reader.table.table_id, f"{OF_PASS}{context.number:012}-{own_name(context, name)}")
-        store.put(key, encode_rows(context.reader.version.to_store(made.open)))
-    return SliceResult(made.outputs, read, repeated, before, only_one, made.open.num_rows)
+        store.put(key, encode_rows(context.reader.version.to_store(left_open)))
+    outputs = tuple(piece.outputs for piece in made if piece.outputs)
+    return SliceResult(outputs, read, repeated, before, only_one, left_open.num_rows)
 
 
 def forget_waiting(store: ObjectStore, context: PassContext) -> None:
@@ -218,14 +222,28 @@ class StagedFiles:
 
         :raises UnresolvedRowsError: rows follow a version of the table that this one does not know
         """
-        slices = [_NOTHING]
+        return pa.concat_batches([_NOTHING, *self._rows_of(reading)])
+
+    def cut(self, buckets: Sequence[SliceOfBucket]) -> Iterator[tuple[SliceOfBucket, ...]]:
+        """Cut a slice by token, so that its parts have about :data:`PIECE_BYTES`: the cut by rows knows no bytes.
+
+        :raises UnresolvedRowsError: rows follow a version of the table that this one does not know
+        """
+        size = sum(rows.nbytes for part in buckets for reading in part.readings for rows in self._rows_of(reading))
+        pieces = max(1, -(-size // PIECE_BYTES))
+        for piece in range(pieces):
+            yield tuple(
+                replace(part, readings=tuple(_piece_of(reading, piece, pieces) for reading in part.readings))
+                for part in buckets
+            )
+
+    def _rows_of(self, reading: Reading) -> Iterator[pa.RecordBatch]:
         for place, _ in reading.files:
             rows, tokens = self._block(place)
             for token_range in reading.ranges:
                 start, end = np.searchsorted(tokens, [token_range.start, token_range.end], side="right").tolist()
                 if end > start:
-                    slices.append(rows.slice(start, end - start))
-        return pa.concat_batches(slices)
+                    yield rows.slice(start, end - start)
 
     def _block(self, place: Place) -> tuple[pa.RecordBatch, Integers]:
         if place not in self._read:

@@ -39,6 +39,7 @@ from ringsync.steps.application import Application, StepError
 from ringsync.steps.late.late_rows import Outcome
 from ringsync.steps.passes.follow_ups import FollowUps
 from ringsync.steps.passes.make import commit, make_outputs
+from ringsync.steps.passes.pieces import pieces
 from ringsync.steps.passes.rows_after import AfterReader, UnreadRowsError
 from ringsync.steps.sync_plan import SyncPlan, SyncTable, interval_at, plan_of, sync_table
 from ringsync.storage.port import NotFoundError
@@ -169,7 +170,7 @@ class LatePasses:
             try:
                 length = self._config.commitlog_processor_window_interval_ms
                 places = by_bucket(left, length, closed_until(self._store))
-                made = make_outputs(context, self._store, places, "late")
+                made = [make_outputs(context, self._store, piece, "late") for piece in pieces(places, table)]
             except UnreadRowsError:
                 ring = context.reader.ring
                 lost = new & ~ring.most_live[ring.numbers_of(integers(rows["token"]))]
@@ -179,14 +180,16 @@ class LatePasses:
                 continue
             except StreamConflictError:
                 continue  # another process has made this pass, and has published it already
-            waiting = held | among(halves, sorted_digests(digest_halves(made.open["digest"])))
-            if made.outputs is None:
+            left_open = pa.concat_batches([piece.open for piece in made])
+            waiting = held | among(halves, sorted_digests(digest_halves(left_open["digest"])))
+            outputs = [piece.outputs for piece in made if piece.outputs]
+            if not outputs:
                 return Outcome(0, waiting)
-            committed = commit(self._store, context, [made.outputs], {})
+            committed = commit(self._store, context, outputs, {})
             if committed is not None:
                 follow_ups.made(committed)
                 keep_following(self._store, table.table_id)
-                return Outcome(made.outputs.rows, waiting)
+                return Outcome(sum(output.rows for output in outputs), waiting)
         raise StepError(
             f"{table.full_name}: {ATTEMPTS} times another process was faster with a pass: does bucket_close run twice?"
         )

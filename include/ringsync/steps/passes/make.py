@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from ringsync.changes.batch import ChangeRows
 from ringsync.changes.reconcile.rows import merge
 from ringsync.changes.schema import PARTITION_DELETION
-from ringsync.compiled.arrow import Mask, integers
+from ringsync.compiled.arrow import integers
 from ringsync.cql.cells import Cells, raw_values
 from ringsync.images.after import without_expired
 from ringsync.images.queries import queries
@@ -27,6 +27,7 @@ from ringsync.images.visible import same_keys
 from ringsync.ledger import passes
 from ringsync.ledger.staging import encode_rows
 from ringsync.ledger.tries import Try, remove_tries
+from ringsync.steps.passes.pieces import divided, seen
 from ringsync.steps.passes.rows_after import AfterReader, images_after, rows_removed, with_before
 from ringsync.steps.passes.rows_before import Said
 from ringsync.steps.passes.spared_rows import UnseenDeletionsError, spared_rows
@@ -110,7 +111,7 @@ def make_outputs(context: PassContext, store: ObjectStore, rows: Mapping[str, pa
         every = pa.concat_batches(list(rows.values()))
         in_partitions = pc.is_in(every["partition_key"], unseen.partition_keys).to_numpy(zero_copy_only=False)
         waits = in_partitions & (integers(every["kind"]) >= PARTITION_DELETION)
-    others = _divided(rows, ~waits)
+    others = divided(rows, ~waits)
     made = make_outputs(context, store, others, name) if others else Made(None, every.slice(0, 0))
     return Made(made.outputs, pa.concat_batches([made.open, every.filter(pa.array(waits))]))
 
@@ -125,11 +126,12 @@ def _outputs(context: PassContext, store: ObjectStore, rows: Mapping[str, pa.Rec
     every = ChangeRows.of(batch)
     merged = merge(every, table)
     after = images_after(context.reader, merged)
+    seen(table, after.images)
     left_open = batch.slice(0, 0)
     if after.open.any():
         place = same_keys(every, merged, table)
         waits = (place >= 0) & after.open[place]
-        left_open, rows = batch.filter(pa.array(waits)), _divided(rows, ~waits)
+        left_open, rows = batch.filter(pa.array(waits)), divided(rows, ~waits)
         every, merged, after = every.where(~waits), merged.where(~after.open), after.known()
         if not len(every):
             return Made(None, left_open)
@@ -218,13 +220,6 @@ def own_name(context: PassContext, name: str) -> str:
     :param name: the slice's name
     """
     return f"{context.attempt}-{name}-{secrets.token_hex(8)}"
-
-
-def _divided(rows: Mapping[str, pa.RecordBatch], chosen: Mask) -> dict[str, pa.RecordBatch]:
-    """Keep the rows that the mask names, of all batches together, without batches that become empty."""
-    ends = np.cumsum([batch.num_rows for batch in rows.values()])[:-1]
-    parts = zip(rows.items(), np.split(chosen, ends), strict=True)
-    return {place: batch.filter(pa.array(mask)) for (place, batch), mask in parts if mask.any()}
 
 
 def commit(

@@ -16,6 +16,7 @@ from ringsync.replica.base import changes_folder
 from ringsync.replica.changes import changes_schema
 from ringsync.replica.data_files import DataFileWriter
 from ringsync.replica.delta_log import DataFile
+from ringsync.steps.passes.pieces import pieces, seen
 from ringsync.steps.passes.rows_after import AfterReader, complete_rows, under_deletions
 from ringsync.wiring import store_of
 
@@ -34,13 +35,15 @@ class ReplicaTask:
         store = store_of(self.reader.config)
         table = self.reader.table
         for key in keys:
-            rows = ChangeRows.of(self.reader.version.from_store(decode_rows(store.get(key))))
-            images = complete_rows(self.reader, under_deletions(self.reader, rows)).images
-            if not images.num_rows:
-                continue
-            version = pa.array(np.full(images.num_rows, self.number), pa.int64())
             writer = DataFileWriter(changes_schema(table))
-            writer.add(pa.RecordBatch.from_arrays([*images.columns, version], schema=changes_schema(table)))
+            for rows in pieces({key: self.reader.version.from_store(decode_rows(store.get(key)))}, table):
+                merged = under_deletions(self.reader, ChangeRows.of(rows[key]))
+                images = complete_rows(self.reader, merged).images
+                seen(table, images)
+                version = pa.array(np.full(images.num_rows, self.number), pa.int64())
+                writer.add(pa.RecordBatch.from_arrays([*images.columns, version], schema=changes_schema(table)))
+            if not writer.rows:
+                continue
             name = f"pass-{self.number:012}-{secrets.token_hex(8)}.parquet"
             file, data = writer.finish(name, int(time.time() * 1000))
             store.put(f"{changes_folder(table.keyspace, table.name)}/{name}", data)
