@@ -112,12 +112,13 @@ UNLIMITED: Permits = _Unlimited()
 
 @dataclass
 class Counting:
-    """Permits that know whether each has come to an end."""
+    """Permits that know whether each has come to an end, and how large the largest page was."""
 
     inner: Permits = UNLIMITED
     granted: int = 0
     ended: int = 0
     overloads: int = 0
+    largest: int = 0
 
     def ask(self, rows: int, wait: bool = True) -> int | None:
         found = self.inner.ask(rows, wait)
@@ -126,6 +127,7 @@ class Counting:
 
     def answered(self, rows: int, size: int) -> None:
         self.ended += 1
+        self.largest = max(self.largest, size)
         self.inner.answered(rows, size)
 
     def failed(self, overloaded: bool) -> None:
@@ -185,5 +187,8 @@ def read(
     return [row for row in rows if not any(row[0] in part.range for part in unread)], unread
 
 
-def prepared(session: Any, table: TableSchema, where: str | None = None) -> PreparedScan:
-    return prepare_scan(session, scan_query(table, times=False, element_times=False, where=where))
+def prepared(
+    session: Any, table: TableSchema, where: str | None = None, beginning_rows: int | None = None
+) -> PreparedScan:
+    query = scan_query(table, times=False, element_times=False, where=where)
+    return prepare_scan(session, query, beginning_rows=beginning_rows)

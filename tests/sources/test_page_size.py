@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import itertools
 import random
+import re
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from cassandra.connection import ConnectionShutdown
@@ -22,10 +23,13 @@ from cassandra.query import PreparedStatement
 from ringsync.cluster.limits import Limiter
 from ringsync.cluster.page_size import PAGE_BYTES, PageSize, PageSizes
 from ringsync.cluster.session import ClusterSettings, PagesShrink
+from ringsync.cql.codec.decode import decode
 from ringsync.cql.types import Native
-from ringsync.ring.splits import ReplicaRange
+from ringsync.formats.result_page import page_cells
+from ringsync.ring.splits import ReplicaRange, SizeEstimate
 from ringsync.ring.tokens import TokenRange
 from ringsync.schema.table import Column, TableSchema
+from ringsync.sources.scan.beginnings import FIRST_ROWS, beginning_rows
 from ringsync.sources.scan.forecast import PLACE_BYTES, PLACES, Forecast, Unknown, sample
 from ringsync.sources.scan.scan import PreparedScan, Unread, read_range, scan_query
 from tests.sources.scans import timeout
@@ -208,6 +212,147 @@ def test_failures_in_the_past_are_forgotten() -> None:
         size.came(rows, rows * 200)
         pages += 1
     assert pages < 8_000
+
+
+# Large partitions
+
+CLUSTERED = TableSchema(
+    "k",
+    "c",
+    "0" * 32,
+    (
+        Column("id", "partition_key", Native("int")),
+        Column("n", "clustering", Native("int")),
+        Column("v", "regular", Native("blob")),
+    ),
+)
+OF_PARTITIONS = scan_query(CLUSTERED, times=True, element_times=True)
+EMPTY_ROW = 66
+"""Bytes of a row without a value."""
+
+
+@dataclass
+class Partitions(Node):
+    """A node with partitions at the tokens from 1 on, each with rows whose values have so many bytes."""
+
+    partitions: Sequence[Sequence[int]] = ()
+
+    def execute_async(self, statement: Any, execution_profile: str, paging_state: bytes | None) -> Any:
+        cql, numbers = statement.prepared_statement.query_string, [int.from_bytes(v, "big") for v in statement.values]
+        limit = re.search(r"PER PARTITION LIMIT (\d+)", cql)
+        # Token of a partition and number of a row; the paging state is the last one's.
+        token, n = struct.unpack(">qq", paging_state) if paging_state else (numbers[0] + 1, -1)
+        rows: list[tuple[int, int]] = []
+        while token <= min(numbers[1], len(self.partitions)) and len(rows) <= statement.fetch_size:
+            upto = min(int(limit[1]) if limit else 2**31, len(self.partitions[token - 1]))
+            rows += [(token, row) for row in range(n + 1, upto)][: statement.fetch_size + 1 - len(rows)]
+            token, n = token + 1, -1
+        page = rows[: statement.fetch_size]
+        body = struct.pack(">i", len(page)) + b"".join(self.row(*row) for row in page)
+        self.pages.append(len(body))
+        return Response(body, struct.pack(">qq", *page[-1]) if len(rows) > len(page) else None)
+
+    def row(self, token: int, n: int) -> bytes:
+        key, value = struct.pack(">i", token), bytes(self.partitions[token - 1][n])
+        cells = (struct.pack(">q", token), key, struct.pack(">i", n), value, struct.pack(">q", 1))
+        return b"".join(struct.pack(">i", len(cell)) + cell for cell in cells) + struct.pack(">i", -1)
+
+    def read(self, beginning_rows: int | None = None, page_size: int = 5_000) -> list[tuple[int, int]]:
+        """Token and clustering of all rows, as they come."""
+        part, session = ReplicaRange(TokenRange(0, len(self.partitions)), ("a",)), cast(Any, self)
+        scan = PreparedScan(OF_PARTITIONS, self.statements, {}, beginning_rows)
+        settings = ClusterSettings(("nowhere",), consistency_level="LOCAL_ONE", page_size=page_size)
+        found: list[tuple[int, int]] = []
+        for page in read_range(session, scan, part, settings, Limiter()):
+            assert not isinstance(page, Unread)
+            _, cells = page_cells(page, len(OF_PARTITIONS.layout))
+            tokens, numbers = (
+                decode(Native(name), cells[at]).values.to_pylist() for name, at in (("bigint", 0), ("int", 2))
+            )
+            found += zip(tokens, numbers, strict=True)
+        return found
+
+    @property
+    def beginning_rows(self) -> int:
+        size = sum(sum(sizes) + EMPTY_ROW * len(sizes) for sizes in self.partitions)
+        return beginning_rows(SizeEstimate(len(self.partitions), size), 5_000)
+
+    def every(self) -> list[tuple[int, int]]:
+        return [(token, n) for token, sizes in enumerate(self.partitions, 1) for n in range(len(sizes))]
+
+
+@pytest.mark.parametrize("of", [1, 3, 15, 100], ids=lambda rows: f"of {rows} rows")
+@pytest.mark.parametrize(("rows", "size"), [(100, 250_000), (1_000, 10_000), (20, 2_500_000)])
+def test_a_large_partition_is_not_met_unawares(of: int, rows: int, size: int) -> None:
+    """Behind many narrow rows a page had all of a partition of wide ones."""
+    before = 12_000 // of
+    partitions = [[50] * of] * before + [[size] * rows] + [[50] * of] * 100 + [[100] * 8_000] + [[50] * of] * before
+    careless, careful = Partitions([], partitions=partitions), Partitions([], partitions=partitions)
+    assert careless.read() == careless.every() == careful.read(careful.beginning_rows)
+    assert max(careless.pages) >= min(rows, 5_000) * size
+    assert max(careful.pages) <= FIRST_ROWS * (size + EMPTY_ROW) + 1.1 * PAGE_BYTES
+    assert len(careful.pages) <= 3 * len(careless.pages) + 2.1 * rows * size / PAGE_BYTES + 60
+
+
+def test_many_large_partitions() -> None:
+    """One of ten partitions is large, and wide or not."""
+    choose = random.Random(3)
+    kinds = [[100_000] * 30, [10_000] * 200, [100] * 3_000]
+    partitions = [choose.choice(kinds) if token % 10 == 9 else [50] * 5 for token in range(400)]
+    node = Partitions([], partitions=partitions)
+    assert node.read(node.beginning_rows) == node.every()
+    assert max(node.pages) <= 8 * 2**20
+    size = sum(sum(sizes) for sizes in partitions)
+    assert len(node.pages) < 2.5 * size / PAGE_BYTES + 40 * 10
+
+
+@pytest.mark.parametrize("rows", [1, 2, 7, 8, 9, 10, 20, 50, 100, 1_000, 20_000])
+def test_what_care_costs(rows: int) -> None:
+    """Each partition of 9 to 100 rows was read by a request of its own: 4,455 requests instead of 12."""
+    partitions = [[50] * rows] * (60_000 // rows)
+    careless, careful = Partitions([], partitions=partitions), Partitions([], partitions=partitions)
+    careless.read()
+    assert careful.read(careful.beginning_rows) == careful.every()
+    of_beginnings = FIRST_ROWS / rows if rows >= FIRST_ROWS else 0
+    assert sum(careful.pages) <= sum(careless.pages) * (1 + of_beginnings) * 1.01
+    pages = len(careless.pages) * (1 + of_beginnings)
+    # A page of beginnings leads to some pages of rows, of which the last is not full.
+    assert len(careful.pages) <= pages + len(careless.pages) * of_beginnings + 8
+    assert len(careful.pages) <= 3 * len(careless.pages) + 8
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_every_row_comes_once_and_in_order(seed: int) -> None:
+    choose = random.Random(seed)
+    counts, sizes = [0, 1, 2, 3, 7, 8, 9, 40], [0, 9, 9, 9, 20_000]
+    partitions = [[choose.choice(sizes)] * choose.choice(counts) for _ in range(choose.randrange(1, 60))]
+    page_size = choose.choice([1, 2, 3, 7, 16, 17, 100, 5_000])
+    node = Partitions([], partitions=partitions)
+    assert node.read(page_size, page_size) == node.every()
+
+
+def test_a_forecast_meets_no_large_partition_unawares() -> None:
+    """Its first pages have 1,000 rows of narrow ones."""
+    partitions = [[50] * 3] * 20_000
+    for token in random.Random(1).sample(range(20_000), 100):
+        partitions[token] = [500_000] * 40
+    ranges = [ReplicaRange(TokenRange(0, len(partitions)), ("a",))]
+
+    def pages(*, careful: bool) -> list[int]:
+        node = Partitions([], partitions=partitions)
+        session: Any = node
+        found = sample(
+            *(session, CLUSTERED, OF_PARTITIONS, ranges, DEFAULTS, Limiter()),
+            beginning_rows=node.beginning_rows if careful else None,
+            sleep=lambda _: None,
+        )
+        assert isinstance(found, Forecast)
+        return node.pages
+
+    assert max(pages(careful=False)) > 2 * FIRST_ROWS * 500_000
+    found = pages(careful=True)
+    assert max(found) <= FIRST_ROWS * 500_066 + PAGE_BYTES
+    assert sum(found) <= PLACES * 10 * PLACE_BYTES
 
 
 # The driver

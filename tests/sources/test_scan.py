@@ -108,6 +108,7 @@ def test_conditions(
     healthy = scan_session(settings, None)
     scan = prepared(healthy, table, where)
     assert read(healthy, scan, settings, THIRDS) == (wanted, [])
+    assert read(healthy, replace(scan, beginning_rows=30), settings, THIRDS) == (wanted, [])
     for good in (0, 1, 3):
         pages = 0
 

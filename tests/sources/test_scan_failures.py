@@ -98,9 +98,10 @@ def test_a_partition_in_the_way(session: Any, settings: ClusterSettings, table: 
     assert len(alone) < 3 * FAT_ROWS / bearable + 200
 
 
+@pytest.mark.parametrize("beginning_rows", [None, 10, 311])
 @pytest.mark.parametrize("good", [1, 2, 5])
 def test_a_range_that_breaks_in_the_middle_of_a_partition(
-    session: Any, settings: ClusterSettings, table: TableSchema, good: int
+    session: Any, settings: ClusterSettings, table: TableSchema, good: int, beginning_rows: int | None
 ) -> None:
     """Some pages of the range come, then none: the partition is read on from its last row."""
     pages = 0
@@ -114,7 +115,7 @@ def test_a_range_that_breaks_in_the_middle_of_a_partition(
 
     settings = replace(settings, page_size=311)
     faulty = Faulty(scan_session(settings, None), fault)
-    rows, unread = read(faulty, prepared(faulty, table), settings)
+    rows, unread = read(faulty, prepared(faulty, table, beginning_rows=beginning_rows), settings)
     assert rows == expected(session, table)
     assert not unread
 
@@ -233,7 +234,7 @@ def test_errors_that_do_not_pass(session: Any, settings: ClusterSettings, table:
     assert permits.granted == permits.ended == 1
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(30))
 def test_anything_may_fail_at_any_time(session: Any, settings: ClusterSettings, table: TableSchema, seed: int) -> None:
     """Whatever fails: each row comes once, in order, or is in a range that is said to be unread."""
     choose = random.Random(seed)
@@ -253,11 +254,11 @@ def test_anything_may_fail_at_any_time(session: Any, settings: ClusterSettings, 
 
     where = [None, None, "a IN (0, 1, 3) AND b > 3", "b IN (1, 5, 7, 29) AND a > 0", "k2 >= 3 AND c > '0'"][seed % 5]
     healthy = scan_session(settings, None)
-    scan = prepared(healthy, table, where)
+    scan = prepared(healthy, table, where, beginning_rows=[None, 20, 200][seed // 5 % 3])
     faulty = Faulty(healthy, fault)
     permits = Counting()
     rows, unread = read(faulty, scan, replace(settings, page_size=200), THIRDS, permits)
-    everything, _ = read(healthy, scan, settings)
+    everything, _ = read(healthy, prepared(healthy, table, where), settings)
     assert rows == [row for row in everything if not any(row[0] in part.range for part in unread)]
     assert permits.granted == permits.ended == len(faulty.asked)
 
@@ -308,8 +309,14 @@ def colliding_table(session: Any, keyspace: str) -> TableSchema:
 
 @pytest.mark.parametrize("good", [0, 1, 2, 3, 4, 7, 12])
 @pytest.mark.parametrize("names_fail", [False, True])
+@pytest.mark.parametrize("beginning_rows", [None, 9])
 def test_partitions_of_one_token(
-    session: Any, settings: ClusterSettings, colliding_table: TableSchema, good: int, names_fail: bool
+    session: Any,
+    settings: ClusterSettings,
+    colliding_table: TableSchema,
+    good: int,
+    names_fail: bool,
+    beginning_rows: int | None,
 ) -> None:
     everything = expected(session, colliding_table)
     assert len({row[0] for row in everything}) == 8
@@ -327,7 +334,7 @@ def test_partitions_of_one_token(
 
     settings = replace(settings, page_size=35)
     faulty = Faulty(scan_session(settings, None), fault)
-    rows, unread = read(faulty, prepared(faulty, colliding_table), settings)
+    rows, unread = read(faulty, prepared(faulty, colliding_table, beginning_rows=beginning_rows), settings)
     assert rows == [row for row in everything if not any(row[0] in part.range for part in unread)]
     assert not unread
 

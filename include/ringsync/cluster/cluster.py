@@ -7,6 +7,7 @@ from typing import Any
 
 from cassandra import InvalidRequest
 from cassandra.cluster import Session
+from cassandra.policies import HostDistance
 
 from ringsync.cluster.node import NO_ANSWER
 from ringsync.ring.ring import Host, Replication, RingError, RingSnapshot, parse_replication
@@ -22,6 +23,9 @@ HINT_WINDOW = ("max_hint_window", "max_hint_window_in_ms")
 
 DEFAULT_HINT_WINDOW_MS = 10_800_000
 """Cassandra's and ScyllaDB's default of that setting."""
+
+PARTITION_SIZES = "SELECT keyspace_name, table_name, mebibytes FROM system_views.max_partition_size"
+"""(C: db/virtual/TableMetricTables, since 4.0)"""
 
 _DURATIONS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
@@ -118,6 +122,24 @@ def read_size_estimate(session: Session, keyspace: str, table: str) -> SizeEstim
         except NO_ANSWER:
             continue  # An estimate is a hint: a node that does not answer must not stop a scan.
     return combine_estimates(rows)
+
+
+def read_largest_partitions(session: Session) -> dict[tuple[str, str], int] | None:
+    """Ask every live node that serves us for the size of the largest partition in the SSTables of each table, MiB.
+
+    :returns: by keyspace and table; None: a node does not say
+    """
+    largest: dict[tuple[str, str], int] = {}
+    distance = session.cluster.profile_manager.distance
+    hosts = [host for host in session.cluster.metadata.all_hosts() if distance(host) != HostDistance.IGNORED]
+    try:
+        for host in hosts:
+            for row in session.execute(PARTITION_SIZES, host=host) if host.is_up is not False else ():
+                name = row.keyspace_name, row.table_name
+                largest[name] = max(largest.get(name, 0), row.mebibytes)
+    except NO_ANSWER:
+        return None
+    return largest
 
 
 def read_settings(session: Session, host_id: str, names: Sequence[str]) -> dict[str, str]:

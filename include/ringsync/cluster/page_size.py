@@ -6,7 +6,8 @@ have shown (:class:`PageSize`): the first page has one row, and so has the first
 grow by the bytes that were seen.
 
 What nobody can know is that the next rows are many times wider than all that were read lately: then one response has
-as many times more bytes than :data:`PAGE_BYTES`.
+as many times more bytes than :data:`PAGE_BYTES`. Large partitions, where that would do harm, are not met unawares
+(:mod:`ringsync.sources.scan.beginnings`).
 """
 
 from __future__ import annotations

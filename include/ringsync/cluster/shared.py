@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from ringsync.cluster.agreement import nodes_behind
-from ringsync.cluster.cluster import read_hosts, read_replications
+from ringsync.cluster.cluster import read_hosts, read_largest_partitions, read_replications
 from ringsync.cluster.node import ask_one, one_node, schema_version
 from ringsync.cluster.schema import SYSTEM_KEYSPACES, read_table, tables_of
+from ringsync.cluster.scylla import is_scylla
 from ringsync.cluster.session import ClusterError
 from ringsync.ring.ring import Host, RingSnapshot
 from ringsync.schema.table import TableSchema
@@ -25,6 +26,9 @@ Asked = TypeVar("Asked")
 Read = TypeVar("Read")
 TableName = tuple[str, str]
 """Keyspace and table, without quotes."""
+
+LARGE_PARTITION_MIB = 32
+"""A node bears a response that has a whole partition of that size."""
 
 
 class Reading(Generic[Read]):
@@ -134,6 +138,7 @@ class Shared:
         self._hosts: Reading[tuple[Host, ...]] = Reading(lambda _: read_hosts(session))
         self._rings: dict[str, Reading[RingSnapshot]] = {}
         self._behind = Reading(lambda _: nodes_behind(session))
+        self._largest: Reading[Mapping[TableName, int] | None] = Reading(lambda _: read_largest_partitions(session))
 
     def table(self, keyspace: str, name: str) -> TableSchema:
         """Return a table as it is now.
@@ -169,6 +174,14 @@ class Shared:
             raise ClusterError(
                 f"the nodes do not agree on the schema ({', '.join(sorted(behind))}): try again once all of them are up"
             )
+
+    def may_have_large_partitions(self, keyspace: str, name: str) -> bool:
+        """Tell whether a table has partitions that no single response should have, or may have some. ScyllaDB bounds
+        its responses itself."""
+        if is_scylla(self.session):
+            return False
+        largest = self._largest.since(float("-inf"))
+        return largest is None or largest.get((keyspace, name), 0) > LARGE_PARTITION_MIB
 
     @property
     def datacenter(self) -> str:

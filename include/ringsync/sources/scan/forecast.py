@@ -28,9 +28,8 @@ from ringsync.formats.result_page import page_cells
 from ringsync.ring.splits import ReplicaRange
 from ringsync.ring.tokens import TokenRange
 from ringsync.schema.table import TableSchema
-from ringsync.sources.scan.pages import Pages, Request, Stuck
-from ringsync.sources.scan.partitions import token_bytes
-from ringsync.sources.scan.scan import ScanQuery
+from ringsync.sources.scan.pages import Pages, Stuck
+from ringsync.sources.scan.scan import PreparedScan, ScanQuery, read_some
 
 PLACES = 16
 """Number of places where rows are read."""
@@ -122,6 +121,7 @@ def sample(
     *,
     place_rows: int = PLACE_ROWS,
     whole_first: bool = False,
+    beginning_rows: int | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Forecast | Unknown:
     """Read some rows at some places, spread evenly over the ranges, and extrapolate.
@@ -133,6 +133,7 @@ def sample(
     :param place_rows: rows of a place, if they are narrow
     :param whole_first: whether to read from the begin on first, which a small table does not exceed: then there is one
         place
+    :param beginning_rows: see :class:`ringsync.sources.scan.plan.ScanPlan`
     :param sleep: function that waits before a page is requested again, given seconds
     :returns: unknown if a place cannot be read; no further place is tried then
     :raises NoPermissionError: the user may not read the table
@@ -140,11 +141,12 @@ def sample(
     """
     wanted = tuple(ranges)
     width = sum(part.range.width for part in wanted)
+    scan = PreparedScan(query, session.statements, {}, beginning_rows)
 
     def look(part: ReplicaRange, rows: int, fat: int) -> Sample:
         pages = Pages(session, session.statements, part.endpoints, settings, permits, sleep)
         try:
-            return _sample(pages, part.range, query, table, rows, fat)
+            return _sample(pages, scan, part.range, rows, fat)
         except Stuck as stuck:
             raise Stuck(stuck.absent, f"token range {part.range} {stuck.reason}") from stuck
 
@@ -187,18 +189,15 @@ def _contiguous_end(parts: Sequence[ReplicaRange], index: int) -> int:
     return parts[index].range.end
 
 
-def _sample(
-    pages: Pages, place: TokenRange, query: ScanQuery, table: TableSchema, most: int, fat_places: int
-) -> Sample:
+def _sample(pages: Pages, scan: PreparedScan, place: TokenRange, most: int, fat_places: int) -> Sample:
     """Read ``most`` rows at a place, or fewer if they are wide, and further to the end of the last partition if that is
     near."""
-    roles = [(column.role, column.column) for column in query.layout]
+    table, roles = scan.query.table, [(column.role, column.column) for column in scan.query.layout]
     token_at = roles.index(("token", None))
     values = {column.name for column in table.value_columns}
-    one_row = not any(column.kind == "clustering" for column in table.columns)
-    tokens: list[Any] = []
+    tokens: list[Any] = [np.empty(0, np.int64)]
     size = cells = 0
-    for page in pages.read(Request(query.cql, (token_bytes(place.start), token_bytes(place.end)), limit=most)):
+    for page in read_some(pages, scan, place, most):
         _, columns = page_cells(page, len(roles))
         size += len(page)
         tokens.append(decode(Native("bigint"), columns[token_at]).values.to_numpy(zero_copy_only=False))
@@ -207,10 +206,11 @@ def _sample(
                 cells += int(np.count_nonzero(column.lengths >= 0))
         seen = np.concatenate(tokens)
         rows = max(1, min(most, len(seen) * PLACE_BYTES // size))
-        summary = summarise(seen, place, rows, size, cells, ended=pages.ended, one_row=one_row)
+        ended = pages.ended and scan.beginning_rows is None
+        summary = summarise(seen, place, rows, size, cells, ended=ended, one_row=not table.clustering)
         if len(seen) >= (fat_places * rows if summary.cut_partition else rows):
-            break
-    return summary
+            return summary
+    return summarise(np.concatenate(tokens), place, most, size, cells, ended=True, one_row=not table.clustering)
 
 
 def summarise(

@@ -58,7 +58,7 @@ def read_images(
         where=plan.selection.where,
         server_time=not session.reads_as_of,
     )
-    scan = prepare_scan(session, query)
+    scan = prepare_scan(session, query, beginning_rows=plan.beginning_rows)
     wait_until_unmasked(session, plan.table, settings.username)
 
     def images(pages: Sequence[Page]) -> Iterator[ImagePages]:

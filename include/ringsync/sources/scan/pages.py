@@ -52,7 +52,7 @@ class Request:
     """A SELECT and its parameters.
 
     :ivar values: values as Cassandra serialises them
-    :ivar limit: most rows of a page; no page is then requested ahead. None: as the settings say
+    :ivar limit: most rows of a page; no page is then requested ahead, unless ``ahead``. None: as the settings say
     :ivar thorough: whether pages get smaller until one of a single row fails, however many attempts that takes
     :ivar begins_small: whether its first page has one row, whatever other rows of the table are like: for many rows of
         one partition, which may be unlike all others
@@ -61,6 +61,7 @@ class Request:
     cql: str
     values: tuple[bytes, ...]
     limit: int | None = None
+    ahead: bool = False
     thorough: bool = False
     begins_small: bool = False
 
@@ -202,7 +203,9 @@ class Pages:
         """Request the next page, if the last one has come, few pages wait for the reader, and it needs no waiting."""
         with self._lock:
             waiting = last.place - self._taken
-            if last.rest is None or last.next is not None or request.limit is not None or waiting >= PAGES_AHEAD:
+            if last.rest is None or last.next is not None or waiting >= PAGES_AHEAD:
+                return
+            if request.limit is not None and not request.ahead:
                 return
             size, paging_state = last.rest
             if waiting * size < BYTES_AHEAD:

@@ -66,6 +66,8 @@ class ScanPlan:
     :ivar ring_digest: digest of the ring snapshot that the splits were made from
     :ivar exact_expiry: whether the server reads as of ``now``, so that expiries are exact. Else they are to a second,
         and rows are as of the moment when each is read
+    :ivar beginning_rows: most rows of a page of beginnings of partitions (:mod:`ringsync.sources.scan.beginnings`).
+        None: the table has no large partitions, and they are not read
     """
 
     table: TableSchema
@@ -78,6 +80,7 @@ class ScanPlan:
     ring_digest: str
     splits: tuple[Split, ...]
     exact_expiry: bool = True
+    beginning_rows: int | None = None
 
     def to_json(self) -> str:
         """Write the plan as a JSON object, for :meth:`from_json`."""

@@ -16,6 +16,7 @@ from ringsync.ring.ring import RingSnapshot
 from ringsync.ring.splits import SizeEstimate, plan_splits
 from ringsync.ring.tokens import TokenSet
 from ringsync.sources.scan import scan
+from ringsync.sources.scan.beginnings import beginning_rows
 from ringsync.sources.scan.plan import ScanPlan, Selection
 from ringsync.sources.scan.where import WhereError
 from ringsync.wiring import cluster_settings
@@ -63,6 +64,8 @@ def make_scan_plan(
             f"{schema.full_name}: this server cannot return WRITETIME and TTL of the elements of {names} (Cassandra "
             "can from 5.0 on). Set replica.element_times: unknown to replicate them without these times"
         )
+    large = bool(schema.clustering) and shared.may_have_large_partitions(keyspace, table)
+    estimate = read_size_estimate(session, keyspace, table) if shared.known is None or large else None
     plan = ScanPlan(
         table=schema,
         selection=selection,
@@ -74,6 +77,7 @@ def make_scan_plan(
         ring_digest="",
         splits=(),
         exact_expiry=session.cluster.protocol_version >= NOW_SINCE,
+        beginning_rows=beginning_rows(estimate, config.cassandra.page_size) if large else None,
     )
     if selection.where is not None:
         reader = scan.scan_session(cluster_settings(config), now)
@@ -85,7 +89,6 @@ def make_scan_plan(
     ring, datacenter = shared.ring(keyspace), shared.datacenter
     if shared.known is not None:
         return cut(ring, datacenter, config, plan, selection.ranges, None, minimum=1)
-    estimate = read_size_estimate(session, keyspace, table)
     return cut(ring, datacenter, config, plan, selection.ranges, estimate, minimum=config.scan.min_splits)
 
 

@@ -7,6 +7,8 @@ A range is read in token order. If a page fails although pages.py has tried smal
    with its own SELECT, whose pages may have as few as one row.
 2. If the server cannot even name the next partition, the rest of the range is halved.
 3. A part that still cannot be read becomes an :class:`Unread`, and the rest of the range is read.
+
+Where a table has large partitions, the beginnings of partitions are read first (beginnings.py).
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ from ringsync.ring.splits import ReplicaRange
 from ringsync.ring.tokens import TokenRange
 from ringsync.schema.table import Column, TableSchema
 from ringsync.sources.scan import partitions
+from ringsync.sources.scan.beginnings import FIRST_ROWS, Beginnings, ReadAgain
 from ringsync.sources.scan.pages import Asked, Pages, Request, Stuck, row_count
 from ringsync.sources.scan.partitions import Partition
 from ringsync.sources.scan.where import Condition, WhereError, all_of, names_partitions, parse_where
@@ -83,9 +86,18 @@ class ScanQuery:
     @property
     def cql(self) -> str:
         """Statement whose two parameters are the range's start (excluded) and end (included)."""
+        return f"{self._of_range}{partitions.filtering(self.where)}"
+
+    @property
+    def beginnings_cql(self) -> str:
+        """The same for the first rows of each partition."""
+        return f"{self._of_range} PER PARTITION LIMIT {FIRST_ROWS}{partitions.filtering(self.where)}"
+
+    @property
+    def _of_range(self) -> str:
         token = partitions.token_of(self.table)
         conditions = [f"{token} > ?", f"{token} <= ?", *(condition.cql for condition in self.where)]
-        return f"{self.select} WHERE {all_of(conditions)}{partitions.filtering(self.where)}"
+        return f"{self.select} WHERE {all_of(conditions)}"
 
 
 def scan_query(
@@ -172,17 +184,20 @@ class PreparedScan:
 
     :ivar statements: prepared statements by their CQL; more are added if a range cannot be read with one SELECT
     :ivar choices: serialised values of ``IN`` conditions on clustering columns
+    :ivar beginning_rows: most rows of a page of beginnings of partitions, which are read first; None: they are not
     """
 
     query: ScanQuery
     statements: dict[str, Any]
     choices: partitions.Choices
+    beginning_rows: int | None = None
 
 
-def prepare_scan(session: Session, query: ScanQuery) -> PreparedScan:
+def prepare_scan(session: Session, query: ScanQuery, *, beginning_rows: int | None = None) -> PreparedScan:
     """Prepare a scan's SELECT, which lets the server check it.
 
     :param session: result of :func:`scan_session`
+    :param beginning_rows: see :class:`PreparedScan`
     :raises WhereError: the server refuses the conditions
     """
     try:
@@ -197,7 +212,7 @@ def prepare_scan(session: Session, query: ScanQuery) -> PreparedScan:
             raise
         shown = all_of(condition.cql for condition in query.where)
         raise WhereError(f"where: the cluster refuses {shown} for {query.table.full_name}: {error}") from error
-    return PreparedScan(query, {query.cql: prepared}, choices)
+    return PreparedScan(query, {query.cql: prepared}, choices, beginning_rows)
 
 
 def _serialized(session: Session, condition: Condition, table: TableSchema) -> tuple[bytes, ...]:
@@ -261,29 +276,81 @@ def read_range(
     return reader.all_of(part.range, pages.ask(reader.request(part.range), wait=False))
 
 
-class _Reader:
-    """The reader of one range; ``pages`` knows how large pages may be."""
+def read_some(pages: Pages, scan: PreparedScan, wanted: TokenRange, most: int) -> Iterator[Page]:
+    """Read the pages of one token range in the order of tokens, none ahead, and until one cannot be read.
 
-    def __init__(self, scan: PreparedScan, pages: Pages) -> None:
+    :param most: most rows of a page
+    :raises Stuck: a page could not be read
+    """
+    for page in _Reader(scan, pages, most).all_of(wanted, None):
+        assert not isinstance(page, Unread)
+        yield page
+
+
+class _Reader:
+    """The reader of one range; ``pages`` knows how large pages may be.
+
+    :param most: most rows of a page, and the first one that cannot be read ends the reading; None: neither
+    :param begins_small: whether the first page has one row (:class:`Request`)
+    """
+
+    def __init__(
+        self, scan: PreparedScan, pages: Pages, most: int | None = None, *, begins_small: bool = False
+    ) -> None:
+        self._scan = scan
         self._query = scan.query
         self._choices = scan.choices
         self._pages = pages
+        self._most = most
+        self._begins_small = begins_small
         self._halvings = 0
         self._fruitless = 0
 
     def request(self, wanted: TokenRange) -> Request:
-        """Return the request of a range."""
-        return Request(self._query.cql, (partitions.token_bytes(wanted.start), partitions.token_bytes(wanted.end)))
+        """Return the first request of a range."""
+        values = partitions.token_bytes(wanted.start), partitions.token_bytes(wanted.end)
+        if (most := self._scan.beginning_rows) is None:
+            return Request(self._query.cql, values, limit=self._most, begins_small=self._begins_small)
+        return Request(
+            self._query.beginnings_cql, values, limit=min(most, self._most or most), ahead=self._most is None
+        )
 
     def all_of(self, wanted: TokenRange, asked: Asked | None) -> Iterator[Page | Unread]:
         """Read the whole range.
 
         :param asked: request of the first page, if it is on its way
+        :raises Stuck: with ``most``: a page could not be read
         """
         left = [wanted]
+        go = self._one_go if self._scan.beginning_rows is None else self._with_care
         while left:
-            left += yield from self._one_go(left.pop(), asked)
+            left += yield from go(left.pop(), asked)
             asked = None
+
+    def _with_care(self, wanted: TokenRange, asked: Asked | None) -> Generator[Page | Unread, None, list[TokenRange]]:
+        """Read a range by the beginnings of its partitions, and past a failing partition; return the parts left."""
+        beginnings = Beginnings(self._query.layout, wanted.start, self._pages.settings.page_size)
+        scan = replace(self._scan, beginning_rows=None)
+        try:
+            for page in self._pages.read(self.request(wanted), asked):
+                for part in beginnings.take(page, ended=self._pages.ended):
+                    if isinstance(part, ReadAgain):
+                        pages = replace(self._pages)  # those of the beginnings may be on their way
+                        again = _Reader(scan, pages, self._most, begins_small=part.alone)
+                        yield from again.all_of(part.range, None)
+                    else:
+                        yield part
+            return []
+        except Stuck as error:
+            stuck = error
+        if self._most is not None:
+            raise stuck
+        rest = replace(wanted, start=beginnings.end)
+        if stuck.absent:
+            yield _unread(rest, stuck)
+            return []
+        self._fruitless = 0 if rest != wanted else self._fruitless + 1
+        return (yield from self._past(None, rest))
 
     def named_partitions(self, wanted: TokenRange) -> Iterator[Page | Unread]:
         """Read the named partitions of a range with one SELECT each, since they do not come in token order."""
@@ -305,6 +372,8 @@ class _Reader:
                 yield page
             return []
         except Stuck as error:
+            if self._most is not None:
+                raise
             stuck = error
         reached = partitions.last_partition(last, self._query.layout, self._query.table) if last else None
         if stuck.absent:

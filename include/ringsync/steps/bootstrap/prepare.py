@@ -390,6 +390,7 @@ def read_a_little(
         *(session, scan.table, query, ranges, settings, permits),
         place_rows=rows,
         whole_first=tables > 1,
+        beginning_rows=scan.beginning_rows,
     )
 
 
