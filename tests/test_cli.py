@@ -54,6 +54,7 @@ def run(configuration: Path) -> Run:
         (["bootstrap", "--table", "a.b", "--columns", "a,,b"], "'a,,b' is not a list of columns"),
         (["limits", "--rows-per-s", "0"], "'0' is not a number above 0, nor none"),
         (["limits", "--concurrent-requests", "1.5"], "'1.5' is not a whole number from 1"),
+        (["limits", "--reset", "--rows-per-s", "5"], "--reset does not go with --rows-per-s"),
         (["sync"], "invalid choice: 'sync'"),
         (["bootstrap", "--table", "a.b", "--token-range", "-5:9"], "such as --token-range=-5:9"),
         (["bootstrap", "--table", "a.b", "--where", ""], "argument --where: it is empty"),

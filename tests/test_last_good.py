@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 
 import pytest
@@ -27,11 +29,32 @@ def conf(tmp_path: Path) -> Path:
     return tmp_path / "config" / "ringsync.yaml"
 
 
+def write(conf: Path, text: str, age_s: float = 60.0) -> None:
+    conf.write_text(text)
+    os.utime(conf, (time.time() - age_s,) * 2)
+
+
+SECTION = "sync: {exclude: [%s]}\n"
 WRONG = {
     "a typo": (GOOD + "kafca: null\n", "kafca: unknown key; did you mean kafka?"),
     "no YAML": (GOOD + "kafka: [", "not valid YAML"),
     "cut off": ("", "the configuration must be a mapping"),
     "a section is missing": ("server_name: s\n", "cassandra: this key is required"),
+    "no such day": (GOOD + SECTION % "2026-02-30", "line 4, column 18"),
+    "no such time": (GOOD + SECTION % "2026-11-28 25:00:00", "line 4, column 18"),
+    "no digits": (GOOD + SECTION % "0b_", "line 4, column 18"),
+    "too many digits": (GOOD + SECTION % ("9" * 5000), "line 4, column 18"),
+    "too many digits to show": (GOOD + f"scan: {{min_splits: 0x{'f' * 5000}}}\n", "cannot be read: ValueError"),
+    "no integer": (GOOD + SECTION % "!!int x", "line 4, column 18"),
+    "no moment": (GOOD + SECTION % "!!timestamp x", "line 4, column 18"),
+    "no truth": (GOOD + SECTION % "!!bool x", "line 4, column 18"),
+    "deep": (GOOD + SECTION % ("[" * 500 + "]" * 500), "cannot be read: RecursionError"),
+    **{
+        url: (GOOD.replace("lake", url), "store.url: ")
+        for url in ("s3://b/x", "gs://", "file://lake", "GS://b/x", "gs://b/a//b", "/", "file:///", '"/a\\0b"')
+    },
+    "no such path": (GOOD + 'metrics: {prometheus_file: "a\\0b"}\n', "metrics.prometheus_file: "),
+    "never comes": (GOOD + "replica: {verify_schedule: 0 0 31 2 *}\n", "replica.verify_schedule: "),
     "gone": (None, "cannot read the configuration: No such file or directory"),
 }
 
@@ -48,10 +71,23 @@ def test_a_wrong_file_is_named_and_the_last_good_one_is_used(
     assert wrong.startswith(f"the last good configuration is used: {conf}: ")
     assert reason in wrong
     assert what_is_wrong(conf) == wrong
-    conf.write_text(GOOD.replace("lake", "sea"))
+    write(conf, GOOD.replace("lake", "sea"))
     assert load_last_good(conf) == (load_config(conf), "")
     conf.write_text("")
     assert load_last_good(conf)[0].store.url.endswith("/sea")
+
+
+def test_a_file_that_an_editor_is_still_writing_does_not_become_the_last_good_one(home: Path, conf: Path) -> None:
+    """Cut off behind a section, it is right by itself."""
+    whole = GOOD + "archive: {policy: always}\n"
+    write(conf, whole)
+    good = load_last_good(conf)
+    write(conf, GOOD, age_s=0)
+    assert load_last_good(conf) == good
+    conf.write_text(GOOD + "archive: {")
+    assert load_last_good(conf)[0] == good[0]
+    write(conf, GOOD)
+    assert load_last_good(conf)[0].archive.policy == "pressure"
 
 
 def test_what_was_never_good_is_an_error(home: Path, conf: Path, tmp_path: Path) -> None:
@@ -78,7 +114,7 @@ def test_a_copy_is_its_users_alone_and_written_whole_and_seldom(
     load_last_good(conf)
     assert copy.stat().st_ino == written
     monkeypatch.setattr(kept.os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
-    conf.write_text(GOOD.replace("lake", "sea"))
+    write(conf, GOOD.replace("lake", "sea"))
     assert load_last_good(conf)[1] == "", "what cannot be kept stops nobody"
     assert copy.read_text() == GOOD
 

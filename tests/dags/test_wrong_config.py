@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,7 @@ class Installation:
         for sections in more:
             document = {**document, **sections}
         self.conf.write_text(yaml.safe_dump(document))
+        os.utime(self.conf, (0, 0))  # nobody is still writing it
 
     def task(self, bag: Any, dag: str, task: str) -> Any:
         return rendered(bag, dag, task, {})

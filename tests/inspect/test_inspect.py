@@ -19,6 +19,7 @@ from jsonschema import Draft202012Validator
 from ringsync.changes.schema import CHANGE_ROWS
 from ringsync.cli import main
 from ringsync.formats.commitlog.index import parse_index
+from ringsync.inspect.files import index_path
 from tests.commitlog_model import cql_schema, segment
 from tests.commitlogs.fixtures import fixture_named, unpacked
 
@@ -227,6 +228,20 @@ def test_parquet_and_arrow_hold_the_change_rows(run: Run, log: Path, schema: Pat
         assert (table["keyspace"], table["table"]) == (change["keyspace"], change["table"])
         assert [names[cell["column"]] for cell in row["cells"]] == [cell["column"] for cell in change.get("cells", ())]
     assert run("commitlog", log, "--schema", schema, "--format", "arrow")[0] == 3
+
+
+@pytest.mark.parametrize("name", ["log", "index", "schema"])
+def test_an_output_never_replaces_what_is_read(run: Run, log: Path, schema: Path, tmp_path: Path, name: str) -> None:
+    copy = tmp_path / log.name
+    copy.write_bytes(log.read_bytes())
+    index = index_path(copy)
+    index.write_bytes(index_path(log).read_bytes() if index_path(log).exists() else b"0\n")
+    target = {"log": copy, "index": index, "schema": schema}[name]
+    before = target.read_bytes()
+    (tmp_path / "link").symlink_to(target)
+    code, _, err = run("commitlog", copy, "--schema", schema, "--output", tmp_path / "link")
+    assert (code, target.read_bytes()) == (3, before)
+    assert "is a file that is read: it would be replaced" in err
 
 
 def test_an_output_that_fails_is_not_there(run: Run, log: Path, schema: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar, cast
 
@@ -19,6 +20,8 @@ from ringsync.ring.ring import Host
 from ringsync.schema.table import TableSchema
 
 Read = TypeVar("Read")
+
+_choosing = threading.Lock()
 
 
 def check_level(session: Any, table: TableSchema, level: str, host: Any = None) -> None:
@@ -63,16 +66,24 @@ def level_to_ask(session: SessionAt, table: TableSchema, level: str, ring: Ranke
     return cast(ConsistencyLevel, session.facts.get((table.keyspace, level, ring.shapes), level))
 
 
-def after_refusal(session: SessionAt, table: TableSchema, level: str, error: GuardrailError, ring: RankedRing) -> None:
+def after_refusal(
+    session: SessionAt, table: TableSchema, level: str, refused: str, error: GuardrailError, ring: RankedRing
+) -> None:
     """Choose what is asked in place of a level from now on, as long as the keyspace has such replicas.
 
-    :param error: why a node has refused what :func:`level_to_ask` says
+    :param refused: what :func:`level_to_ask` said. If it says something else by now, that stays
+    :param error: why a node has refused it
     :raises GuardrailError: there is no other, or nodes permit different ones
     """
-    known = table.keyspace, level, ring.shapes
-    if error.name != LEVELS or session.facts.pop(known, None) is not None:
+    if error.name != LEVELS:
         raise error
-    session.facts[known] = permitted_level(session.plain, table, level, ring.hosts)
+    known = table.keyspace, level, ring.shapes
+    with _choosing:
+        if session.facts.get(known, level) != refused:
+            return
+        if session.facts.pop(known, None) is not None:
+            raise error
+        session.facts[known] = permitted_level(session.plain, table, level, ring.hosts)
 
 
 def at_permitted(
@@ -86,8 +97,9 @@ def at_permitted(
 
     :raises GuardrailError: none is permitted, or another guardrail forbids the read
     """
+    asked = level_to_ask(session, table, level, ring)
     try:
-        return read(level_to_ask(session, table, level, ring))
+        return read(asked)
     except GuardrailError as error:
-        after_refusal(session, table, level, error, ring)
+        after_refusal(session, table, level, asked, error, ring)
     return read(level_to_ask(session, table, level, ring))

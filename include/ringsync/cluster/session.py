@@ -19,13 +19,14 @@ from cassandra import (
     UnresolvableContactPoints,
 )
 from cassandra.auth import PlainTextAuthProvider
-from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile, NoHostAvailable, Session
+from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile, Session
 from cassandra.policies import DCAwareRoundRobinPolicy, HostDistance, RetryPolicy, TokenAwarePolicy
 from cassandra.protocol import IsBootstrappingErrorMessage
 from cassandra.query import SimpleStatement, named_tuple_factory
 
 from ringsync.cluster import guardrails
 from ringsync.cluster.connection import NotScyllaError, PageConnection, ScyllaConnection
+from ringsync.cluster.node import NO_ANSWER
 from ringsync.config.document import did_you_mean
 from ringsync.config.sections import Tls
 
@@ -234,11 +235,11 @@ def _connected(cluster: Cluster, settings: ClusterSettings) -> Session:
             raise problem
         with explained_errors(settings.username):  # guardrails are for all tables, those of the system, too
             session.execute(SimpleStatement("SELECT key FROM system.local", fetch_size=settings.page_size))
-    except NoHostAvailable as error:
+    except NO_ANSWER as error:
         explained = _wrong_datacenter(cluster, settings) or _explain(error, settings)
         cluster.shutdown()
         raise explained from error
-    except ClusterError:
+    except BaseException:
         cluster.shutdown()
         raise
     return session
@@ -294,8 +295,9 @@ def no_datacenter(name: str, existing: Collection[str]) -> str:
     return f"the cluster has no datacenter {name}; {near and f'{near} '}it has {', '.join(existing)}"
 
 
-def _explain(error: NoHostAvailable, settings: ClusterSettings) -> ClusterError:
-    causes = error.errors if isinstance(error.errors, dict) else {}
+def _explain(error: Exception, settings: ClusterSettings) -> ClusterError:
+    points = ", ".join(f"{point}:{settings.port}" for point in settings.contact_points)
+    causes = errors if isinstance(errors := getattr(error, "errors", None), dict) else {points: error}
     refusals = [str(cause) for cause in causes.values() if isinstance(cause, AuthenticationFailed)]
     if refusals and settings.username is None:
         return ClusterError(
@@ -322,7 +324,6 @@ def _explain(error: NoHostAvailable, settings: ClusterSettings) -> ClusterError:
                 hint = "check cassandra.tls.ca_file and cassandra.tls.verify_hostname"
             return ClusterError(f"TLS with {endpoint} failed: {match.group(1)}; {hint}")
     reasons = [f"{endpoint} ({_reason(cause)})" for endpoint, cause in causes.items()]
-    points = ", ".join(f"{point}:{settings.port}" for point in settings.contact_points)
     hint = "check cassandra.contact_points and cassandra.port, whether the node runs, and firewalls"
     if settings.tls is None:
         hint += "; if the cluster requires TLS, set cassandra.tls"

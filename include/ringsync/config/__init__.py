@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -109,15 +109,25 @@ def read_config(path: str | Path) -> str:
         raise ConfigError(f"{path}: cannot read the configuration: {error.strerror}") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: the configuration is not UTF-8 text") from None
+    except ValueError as error:
+        raise ConfigError(f"{str(path)!r}: this is no path: {error}") from None
 
 
 def parse_config(text: str, path: str | Path) -> Config:
-    """Validate the text of a configuration file.
+    """Validate the text of a configuration file: all of it that can be decided on this host alone.
 
     :param path: of the file: relative paths in the text begin in its folder
     :raises ConfigError: as :func:`load_config`
     """
-    document = read_document(path, text)
+    try:
+        return _validated(read_document(path, text), path)
+    except ConfigError:
+        raise
+    except Exception as error:  # whatever it is: who goes on with the last good configuration must go on
+        raise ConfigError(f"{path}: the configuration cannot be read: {type(error).__name__}") from error
+
+
+def _validated(document: Any, path: str | Path) -> Config:
     try:
         return Config.model_validate(document, context=Path(path).resolve().parent)
     except ValidationError as error:

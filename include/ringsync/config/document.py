@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 from ringsync.config.sections import ConfigError
 
 _SECRETS = {"password", "key_password", "client_secret", "token"}
-_LOGINS = {"schema_registry_login", "oauth"}
+_LOGINS = {"schema_registry_login", "oauth", "arguments"}
 """Keys whose values are not repeated: somebody may have written the secret itself there."""
 
 _PLAIN = {
@@ -29,15 +29,25 @@ _PLAIN = {
 
 
 class _Loader(yaml.SafeLoader):
-    """A loader that refuses a key which is written twice: the last would win, and nobody would be told."""
+    """A loader that refuses a key which is written twice: the last would win, and nobody would be told. No message
+    repeats what is written: it may be a secret in a wrong place."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         lines: dict[str, int] = {}
         for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
             line = key.start_mark.line + 1
-            if (first := lines.setdefault(key.value, line)) != line:
-                raise ConfigError(f"{key.value} is written twice, in lines {first} and {line}: put both together")
+            if key.value in lines:
+                raise ConfigError(f"a key is written twice, in lines {lines[key.value]} and {line}: put both together")
+            lines[key.value] = line
         return super().construct_mapping(node, deep)
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)  # type: ignore[no-untyped-call]
+        except (ArithmeticError, AttributeError, LookupError, ValueError) as error:  # 2026-02-30, 0b_, !!int x
+            if isinstance(error, ConfigError):
+                raise
+            raise yaml.MarkedYAMLError(problem_mark=node.start_mark) from error
 
 
 def read_document(path: str | Path, text: str) -> dict[Any, Any]:
@@ -51,21 +61,15 @@ def read_document(path: str | Path, text: str) -> dict[Any, Any]:
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
     except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: not valid YAML: {_place(error)}") from None
+        mark = getattr(error, "problem_mark", None)
+        place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        raise ConfigError(
+            f"{path}: not valid YAML: {place}this cannot be read. Indent with spaces, close brackets and quotes, put "
+            "texts with special characters, such as * & ! % : # {, or like a date or a number, between quotes"
+        ) from None
     if not isinstance(document, dict):
         raise ConfigError(f"{path}: the configuration must be a mapping of keys, see config/ringsync.yaml")
     return document
-
-
-def _place(error: yaml.YAMLError) -> str:
-    """Tell what is wrong and where. The line itself is not repeated: there may be a secret in it."""
-    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
-    if mark is None:
-        return str(error)
-    return (
-        f"line {mark.line + 1}, column {mark.column + 1}: {problem or 'it cannot be read'}. Indent with spaces, and "
-        "put texts with special characters, such as * : #, between quotes"
-    )
 
 
 def real_problems(error: ValidationError) -> Iterator[Any]:
@@ -84,7 +88,9 @@ def explain(problem: Any, model: type[BaseModel]) -> str:
     :param model: the whole configuration
     """
     location = [str(part) for part in problem["loc"]]
-    key = ".".join(part for part in location if part != "[key]")
+    is_wrong_key = problem["type"] in ("extra_forbidden", "invalid_key")
+    named = location[:-1] if is_wrong_key and not _SECRETS.isdisjoint(location[:-1]) else location
+    key = ".".join(part for part in named if part != "[key]")
     if problem["type"] == "extra_forbidden":
         known = _known_keys(location[:-1], model)
         near = did_you_mean(location[-1], known) or f"known keys here: {', '.join(known)}"

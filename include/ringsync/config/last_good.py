@@ -8,15 +8,20 @@ references.
 from __future__ import annotations
 
 import os
+import time
+from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 
 from ringsync.config import Config, ConfigError, parse_config, read_config
 
+SETTLED_S = 5.0
+"""So long a file must stay unchanged, s, before it counts."""
+
 
 def load_last_good(path: str | Path) -> tuple[Config, str]:
-    """Read the configuration, and keep a copy. While the file is wrong, read the copy.
+    """Read the configuration, and keep a copy. While the file is wrong, or was changed just now, read the copy.
 
     :returns: the configuration, and what is wrong with the file; empty: nothing
     :raises ConfigError: the file is wrong, and there is no good copy
@@ -30,6 +35,9 @@ def load_last_good(path: str | Path) -> tuple[Config, str]:
             return parse_config(read_config(copy), path), f"the last good configuration is used: {error}"
         except ConfigError:
             raise error from None
+    if _is_new(path):
+        with suppress(ConfigError):
+            return parse_config(read_config(copy), path), ""
     _keep(copy, text)
     return config, ""
 
@@ -42,10 +50,18 @@ def what_is_wrong(path: str | Path) -> str:
         return str(error)
 
 
+def _is_new(path: str | Path) -> bool:
+    """Tell whether a file was changed just now: an editor may still write it, and its first half may look right."""
+    try:
+        return abs(time.time() - os.stat(path).st_mtime) < SETTLED_S
+    except OSError:
+        return True
+
+
 def _copy_of(path: str | Path) -> Path:
     home = Path(os.environ.get("AIRFLOW_HOME") or "~/airflow").expanduser()
     whole = os.path.abspath(path)  # of links, too, which may point to another file with each version
-    return home / "ringsync" / f"{blake2b(whole.encode(), digest_size=8).hexdigest()}.yaml"
+    return home / "ringsync" / f"{blake2b(os.fsencode(whole), digest_size=8).hexdigest()}.yaml"
 
 
 def _keep(copy: Path, text: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -15,9 +15,13 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
     field_validator,
     model_validator,
 )
+
+from ringsync.storage import check_url
 
 _YAML_WORDS = {"True": ("true",), "False": ("off", "false"), "None": ("null",)}
 """What YAML makes of words without quotes, and the words that somebody may have written."""
@@ -58,6 +62,8 @@ class Section(BaseModel):
 def _absolute(path: str, info: ValidationInfo) -> str:
     if not path.strip():
         raise ValueError("must not be empty: write the path of a file or folder, or leave the key out")
+    if not path.isprintable():
+        raise ValueError("has a character that no path has, such as a line break")
     if path.startswith("~") or re.search(r"\$\{?\w", path):
         raise ValueError("is taken as it is written: write the whole path instead of ~ and variables")
     return path if info.context is None else str(info.context / path)
@@ -66,12 +72,23 @@ def _absolute(path: str, info: ValidationInfo) -> str:
 def _store_url(url: str, info: ValidationInfo) -> str:
     if "@" in url.partition("://")[2].partition("/")[0]:
         raise ValueError("must hold no user or password: use store.gcs_credentials_file")
-    if "://" in url:
-        return url
-    if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:", url):
-        raise ValueError("is neither a URL nor a path: write gs://bucket/prefix, file:///absolute/path, or a path")
-    return _absolute(url, info)
+    is_url = re.match(r"[A-Za-z][A-Za-z0-9+.-]*:", url)
+    return check_url(url if is_url else _absolute(url, info))
 
+
+def _once(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+    result, first = validate(value), dict[Any, Any]()
+    for key in value:
+        (name,) = validate({key: value[key]})
+        if (other := first.setdefault(name, key)) != key:
+            raise ValueError(f"{other} and {key} are one: put both together")
+    return result
+
+
+Name = TypeVar("Name")
+Value = TypeVar("Value")
+Named = Annotated[dict[Name, Value], WrapValidator(_once)]
+"""A mapping that refuses two spellings of one key: the last would win, and nobody would be told."""
 
 Filename = Annotated[str, AfterValidator(_absolute)]
 """Path of a file or folder; relative paths begin in the folder that is the validation's context, if there is one."""
@@ -288,16 +305,18 @@ class Stream(Section):
     codec: Literal["deflate", "null"] = "deflate"
 
 
-def _cron_field(value: str) -> str:
-    part = rf"(\*|({value})(-({value}))?)(/0?[1-9][0-9]?)?"
-    return f"{part}(,{part})*"
-
-
-_MONTH = "0?[1-9]|1[0-2]|jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec"
-_CRON_VALUES = ("0?[0-9]|[1-5][0-9]", "[01]?[0-9]|2[0-3]", "0?[1-9]|[12][0-9]|3[01]", _MONTH)
-_WEEKDAY = "0?[0-7]|sun|mon|tue|wed|thu|fri|sat"
-_CRON = rf"(?i:@(hourly|daily|weekly)|{' +'.join(map(_cron_field, (*_CRON_VALUES, _WEEKDAY)))})"
+_CRON = r"(?i:@(hourly|daily|weekly)|([\d*/,-]|[a-z]{3})+( +([\d*/,-]|[a-z]{3})+){4})"
 _CRON_RULE = "@hourly, @daily, @weekly, five fields as for cron (30 2 * * *), or off"
+
+
+def _comes(schedule: str) -> str:
+    from croniter import croniter  # as Airflow reads schedules
+
+    try:
+        croniter(schedule).get_next()
+    except ValueError as error:
+        raise ValueError(f"must be {_CRON_RULE}, and come again: {error}") from None
+    return schedule
 
 
 class Replica(Section):
@@ -308,7 +327,7 @@ class Replica(Section):
     deletion_vectors: bool = True
     merge_interval_s: Seconds = 1800.0
     merge_rows_fraction: Annotated[float, Field(gt=0, le=1)] = 0.01
-    verify_schedule: Annotated[str, matching(_CRON, _CRON_RULE)] | None = "@daily"
+    verify_schedule: Annotated[str, matching(_CRON, _CRON_RULE), AfterValidator(_comes)] | None = "@daily"
     verify_days: Annotated[float, Field(ge=1, le=365)] = 7.0
 
     @field_validator("verify_schedule", mode="before")
@@ -343,7 +362,13 @@ class Scan(Section):
         return self
 
 
-Command = Annotated[tuple[str, ...], Field(min_length=1, strict=False)]
+def _no_password(command: tuple[str, ...]) -> tuple[str, ...]:
+    if any(re.search(r"(^|\s)(-pw|--password)([\s=]|$)", argument) for argument in command):
+        raise ValueError("must hold no password: who lists processes sees it. Write it into a file, and -pwf FILE here")
+    return command
+
+
+Command = Annotated[tuple[str, ...], Field(min_length=1, strict=False), AfterValidator(_no_password)]
 """A program and its first arguments."""
 
 
@@ -404,7 +429,7 @@ class State(Section):
     """ringsync's own keyspace in the source cluster."""
 
     keyspace: Annotated[str, matching(r"[A-Za-z][A-Za-z0-9_]{0,47}", _KEYSPACE_RULE)] = "cdc"
-    replication: dict[_Replication, _Replication] | None = None
+    replication: Named[_Replication, _Replication] | None = None
 
 
 class Scylla(Section):

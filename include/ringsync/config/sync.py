@@ -12,6 +12,7 @@ from ringsync.config.sections import (
     Host,
     Hours,
     Milliseconds,
+    Named,
     OAuth,
     RegistryLogin,
     Seconds,
@@ -83,7 +84,7 @@ class Sync(Section):
     keystore: Filename | None = None
     include: Annotated[tuple[Pattern, ...], Field(min_length=1, strict=False)] = EVERY_TABLE
     exclude: Annotated[tuple[Pattern, ...], Field(strict=False)] = ()
-    tables: dict[Pattern, TableSync] = Field(default_factory=dict)
+    tables: Named[Pattern, TableSync] = Field(default_factory=dict)
 
     @property
     def queues(self) -> tuple[str, ...]:
@@ -177,7 +178,7 @@ class Kafka(Section):
     partitions: Annotated[int, Field(ge=1)] = 4
     replication_factor: Annotated[int, Field(ge=1)] | None = None
     partition_by: Literal["partition_key", "primary_key"] = "partition_key"
-    topic_name: dict[TableName, Annotated[str, _TOPIC]] = Field(default_factory=dict)
+    topic_name: Named[TableName, Annotated[str, _TOPIC]] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _login_is_whole(self) -> Kafka:

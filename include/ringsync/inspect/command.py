@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +25,7 @@ from ringsync.formats.keystores.passwords import KeystoreError
 from ringsync.images.times import UnrepresentableValueError
 from ringsync.images.values import shown_values, values_schema
 from ringsync.inspect.commitlog import Inspection
-from ringsync.inspect.files import InspectError, find_files, index_text, read_indexes, replaced, size_of
+from ringsync.inspect.files import InspectError, find_files, index_path, index_text, read_indexes, replaced, size_of
 from ringsync.inspect.history import last_write_us, recorded_schema
 from ringsync.inspect.outputs import ArrowFile, CqlLines, JsonLines, Output
 from ringsync.inspect.problems import Problems
@@ -50,7 +50,8 @@ def inspect_commitlog(arguments: argparse.Namespace, _console: Console) -> ExitC
         schema = _schema_of_history(arguments, paths, keys, problems) if arguments.history else _schema(arguments)
         tables = choose_tables(schema, arguments.tables)
         sizes = {path: size_of(path) for path in paths}
-        with _target(arguments.output) as file, _progress(sizes, arguments.output is None) as progress:
+        read = [*paths, *map(index_path, paths)]
+        with _target(arguments, read) as file, _progress(sizes, arguments.output is None) as progress:
             output = _output(arguments, file, tables, problems)
             inspection = Inspection(tables, output, problems, arguments.ignore_idx, keys, progress)
             inspection.read(paths, arguments.start)
@@ -73,7 +74,8 @@ def inspect_sstable(arguments: argparse.Namespace, _console: Console) -> ExitCod
         wanted = Wanted.of_key(arguments.key, table) if arguments.key is not None else Wanted(arguments.token_range)
         tables = Tables({table.table_id: table}, frozenset([table.table_id]), {})
         of_rows, rows_of = (values_schema, shown_values) if arguments.values else (shown_schema, shown_rows)
-        with _target(arguments.output) as file, _progress(found.sizes, arguments.output is None) as progress:
+        read = [part for data in found.sizes for part in data.parent.glob(data.name.replace("Data.db", "*"))]
+        with _target(arguments, read) as file, _progress(found.sizes, arguments.output is None) as progress:
             output = _output(arguments, file, tables, problems, of_rows(table) if is_typed else CHANGE_ROWS)
             inspection = SSTableInspection(table, wanted, problems, progress, SSTableSummary(left_out=found.left_out))
             if not arguments.merge:
@@ -102,11 +104,11 @@ def inspect_idx(arguments: argparse.Namespace, _console: Console) -> ExitCode:
 def _reporting(problems: Problems) -> Iterator[None]:
     try:
         yield
-    except (InspectError, SchemaError, KeystoreError, UnrepresentableValueError) as error:
-        problems.unreadable(str(error))
     except BrokenPipeError:
         # The reader of stdout has gone. Without this, Python complains at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (InspectError, SchemaError, KeystoreError, UnrepresentableValueError, OSError) as error:
+        problems.unreadable(str(error))
 
 
 def _check_output(arguments: argparse.Namespace) -> None:
@@ -182,7 +184,13 @@ def _output(
 
 
 @contextmanager
-def _target(path: Path | None) -> Iterator[BinaryIO]:
+def _target(arguments: argparse.Namespace, inputs: Iterable[Path]) -> Iterator[BinaryIO]:
+    path: Path | None = arguments.output
+    read = [
+        file for file in (*inputs, arguments.schema, getattr(arguments, "keystore", None)) if file and file.exists()
+    ]
+    if path is not None and path.exists() and any(path.samefile(file) for file in read):
+        raise InspectError(f"--output {path} is a file that is read: it would be replaced. Name another")
     if path is None:
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
@@ -191,7 +199,7 @@ def _target(path: Path | None) -> Iterator[BinaryIO]:
         with replaced(path) as file:
             yield file
     except OSError as error:
-        raise InspectError(f"--output {path}: {error}") from error
+        raise InspectError(f"--output {path} is not written: {error}") from error
 
 
 @contextmanager

@@ -110,7 +110,7 @@ def add_limits(commands: Any, add_conf: Callable[[argparse.ArgumentParser], None
         kind = _requests if name == "concurrent_requests" else _amount
         limits.add_argument(option, dest=name, type=kind, metavar="N", help=f"{meaning}; none: no limit")
     limits.add_argument("--reset", action="store_true", help="go back to the limits of the configuration")
-    limits.set_defaults(command="ringsync.service.limits:limits")
+    limits.set_defaults(command="ringsync.service.limits:limits", mistake=goes_only_with(limits, "--reset", "--conf"))
 
 
 def _common(parser: argparse.ArgumentParser, add_conf: Callable[[argparse.ArgumentParser], None]) -> None:

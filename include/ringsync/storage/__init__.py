@@ -57,6 +57,16 @@ def open_store(
     return GcsStore(bucket, prefix, project=gcs_project, endpoint=gcs_endpoint, credentials_file=gcs_credentials_file)
 
 
+def check_url(url: str) -> str:
+    """Return the URL if :func:`open_store` takes it.
+
+    :raises ValueError: it has another form
+    """
+    folder = _folder(url)
+    _ = _bucket(url) if folder is None else LocalStore(folder)
+    return url
+
+
 def delta_options(
     url: str,
     *,

@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -279,7 +280,10 @@ def _check_space(node: Node, table: TableSchema, factor: float) -> None:
     for folder in _table_folders(node, table):
         if not folder.is_dir():
             continue
-        size = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
+        size = 0
+        for file in folder.iterdir():
+            with suppress(FileNotFoundError):  # a compaction has removed it just now
+                size += file.stat().st_size if file.is_file() else 0
         free = shutil.disk_usage(folder).free
         if free < factor * size:
             raise NodeSnapshotError(

@@ -229,10 +229,8 @@ def _pages(
                     raise UnreadRowsError(f"{reader.table.full_name}: what a deletion has spared {stuck}") from stuck
                 waiting.append(replace(lookup, levels=lookup.levels[1:]))
             except GuardrailError as error:
-                if pages.settings.consistency_level == level_to_ask(
-                    session, reader.table, lookup.levels[0], reader.ring
-                ):
-                    after_refusal(session, reader.table, lookup.levels[0], error, reader.ring)
+                refused = pages.settings.consistency_level
+                after_refusal(session, reader.table, lookup.levels[0], refused, error, reader.ring)
                 waiting.append(lookup)  # others of those on their way have been refused, too
 
 

@@ -1,0 +1,95 @@
+"""No secret that somebody has written into ringsync.yaml is repeated, wherever it is."""
+
+from pathlib import Path
+
+import pytest
+
+from ringsync.config import ConfigError, load_config
+from tests.test_config import CLIENT, MINIMAL, OAUTH, with_login, written
+
+
+def test_a_plain_password_is_refused_and_not_repeated(tmp_path: Path) -> None:
+    document = {**MINIMAL, "airflow": {"password": "hunter2"}}
+    with pytest.raises(ConfigError, match=r"airflow\.password: do not write the secret itself here") as caught:
+        load_config(written(tmp_path, document))
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "kafka",
+    [
+        with_login(username="u", password="hunter2"),
+        with_login(token="hunter2"),
+        with_login(oauth={**CLIENT, "client_secret": "hunter2"}),
+        with_login(oauth={**CLIENT, "token_url": "https://me:hunter2@t/token"}),
+        {**OAUTH, "oauth": {**CLIENT, "client_secret": "hunter2"}},
+        {**OAUTH, "oauth": "ringsync:hunter2"},
+        {**with_login(), "schema_registry_login": "ringsync:hunter2"},
+        with_login(oauth="hunter2"),
+    ],
+)
+def test_no_secret_of_kafka_is_repeated(tmp_path: Path, kafka: dict[str, object]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(written(tmp_path, {**MINIMAL, "kafka": kafka}))
+    assert "hunter2" not in str(caught.value)
+
+
+PASSWORDS = (
+    ["-pw", "hunter2"],
+    ["--password", "hunter2"],
+    ["--password=hunter2"],
+    ["sh", "-c", "nodetool -pw hunter2"],
+)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"airflow": {"url": "http://admin:hunter2@127.0.0.1:8080"}},
+        {"airflow": "http://admin:hunter2@127.0.0.1:8080"},
+        {"store": {"url": "gs://me:hunter2@bucket/x"}},
+        {"store": {"url": "lake", "gcs_endpoint": "http://me:hunter2@127.0.0.1:4443"}},
+        {"kafka": {"bootstrap_servers": ["me:hunter2@b:9092"]}},
+        {"kafka": {"bootstrap_servers": "SASL_SSL://me:hunter2@b:9092"}},
+        {"kafka": {"bootstrap_servers": ["b:1"], "tls": {"certificate_file": "c", "key_password": "hunter2"}}},
+        {"cassandra": {"contact_points": ["cassandra:hunter2@10.0.0.1"]}},
+        {"airflow": {"password": {"env": "hunter2!"}}},
+        {"alarms": {"notifiers": {"token": "hunter2"}}},
+        {"alarms": {"notifiers": [{"name": "a.B", "arguments": "hunter2"}]}},
+        {"kafka": {"bootstrap_servers": ["b:1"], "password": {"hunter2": None}}},
+        {"airflow": {"password": {"hunter2": {"hunter2": 1}}}},
+        {"metrics": {"password": "hunter2"}},
+        *({"sstable": {"nodetool": ["nodetool", "-u", "a", *words]}} for words in PASSWORDS),
+        {"sstable": {"nodes": {"10.0.0.1": {"nodetool": ["nodetool", "-pw", "hunter2"]}}}},
+    ],
+)
+def test_no_secret_in_an_address_is_accepted_or_repeated(tmp_path: Path, change: dict[str, object]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(written(tmp_path, {**MINIMAL, **change}))
+    assert "hunter2" not in str(caught.value)
+
+
+def test_a_password_of_nodetool_belongs_into_its_file(tmp_path: Path) -> None:
+    nodetool = ["nodetool", "-u", "a", "-pwf", "/f", "--password-file", "/f"]
+    load_config(written(tmp_path, {**MINIMAL, "sstable": {"nodetool": nodetool}}))
+    with pytest.raises(ConfigError, match=r"sstable\.nodetool: .*-pwf FILE"):
+        load_config(written(tmp_path, {**MINIMAL, "sstable": {"nodetool": ["nodetool", *PASSWORDS[0]]}}))
+
+
+@pytest.mark.parametrize(
+    "secret",
+    [
+        "hunter2: x",
+        "*hunter2",
+        "!hunter2 x",
+        "&hunter2",
+        "%hunter2",
+        "`hunter2",
+        '"hunter2',
+        "{hunter2: 1,\n hunter2: 2}",
+    ],
+)
+def test_a_line_that_is_no_yaml_is_not_repeated(tmp_path: Path, secret: str) -> None:
+    with pytest.raises(ConfigError, match=r"lines? [23]|do not write the secret itself") as caught:
+        load_config(written(tmp_path, f"airflow:\n  password: {secret}\n"))
+    assert "hunter2" not in str(caught.value)
