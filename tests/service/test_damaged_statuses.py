@@ -30,7 +30,7 @@ from tests.test_metrics import NODE, TABLE
 AT_MS = 1_800_000_000_000
 NOW_S = AT_MS / 1000 + 1
 CONFIG = Config.model_validate(
-    {"server_name": "s", "cassandra": {"contact_points": ["a"]}, "store": {"url": "lake"}, "kafka": None}
+    {"server_name": "s", "cassandra": {"contact_points": ["a"]}, "store": {"url": "/lake"}, "kafka": None}
 )
 HOST = Host("n1", "10.0.0.1", 9042, "dc1", "r1", (0,), True)
 LOG = {"until_ms": AT_MS, "behind_ms": 5, "waiting": 0, "waiting_from_ms": None, "error": None, "table_id": "a"}

@@ -158,7 +158,7 @@ def test_statuses_lie_in_the_store(tmp_path: Path) -> None:
 
 
 def settings(**changes: Any) -> Config:
-    document = {"server_name": "s", "cassandra": {"contact_points": ["a"]}, "store": {"url": "lake"}, **changes}
+    document = {"server_name": "s", "cassandra": {"contact_points": ["a"]}, "store": {"url": "/lake"}, **changes}
     return Config.model_validate(document)
 
 

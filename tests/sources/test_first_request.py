@@ -15,7 +15,7 @@ from ringsync.cluster.session import ClusterSettings, UnreachableError, connect
 
 ERRORS = (
     (OperationTimedOut({"10.0.0.1:9042": "Client request timeout"}, "10.0.0.1:9042"), "10.0.0.1:9042 (Client request"),
-    (ReadTimeout("Operation timed out - received only 0 responses."), "10.0.0.1:9042 (Error from server: code=1200"),
+    (ReadTimeout("Operation timed out - received only 0 responses."), "10.0.0.1:9042 (Operation timed out"),
     (OverloadedErrorMessage(code=0x1001, message="too busy", info=None), "too busy"),
     (NoHostAvailable("none", {"10.0.0.1:9042": OSError(111, "Connection refused")}), "(Connection refused)"),
     (KeyboardInterrupt(), ""),

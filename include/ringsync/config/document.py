@@ -43,7 +43,7 @@ class _Loader(yaml.SafeLoader):
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:
-            return super().construct_object(node, deep)  # type: ignore[no-untyped-call]
+            return super().construct_object(node, deep)
         except (ArithmeticError, AttributeError, LookupError, ValueError) as error:  # 2026-02-30, 0b_, !!int x
             if isinstance(error, ConfigError):
                 raise
