@@ -14,7 +14,6 @@ from ringsync.ring.ring import Host, Replication, RingSnapshot
 from ringsync.schema.table import Column, TableSchema
 from ringsync.sources.lookup.keys import STATIC, WHOLE, RowKeys, row_keys
 from ringsync.sources.lookup.requests import (
-    CLUSTERINGS,
     PARTITIONS,
     SLICE_ROWS,
     Lookup,
@@ -82,7 +81,7 @@ def check(lookup: Lookup, keys: RowKeys) -> None:
     if lookup.kind != "slice":
         assert len(np.unique(keys.prefixes[partitions])) == 1
         assert len(partitions) <= PARTITIONS
-        assert len(lookup.keys) <= max(3 * PARTITIONS, CLUSTERINGS)
+        assert len(lookup.keys) <= 3 * PARTITIONS or lookup.most_keys == 1
     request = request_of(lookup, lookup_query(keys.table, lookup.kind, element_times=True).cql, keys)
     assert len(request.values) == request.cql.count("?")
 

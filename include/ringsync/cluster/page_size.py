@@ -21,6 +21,8 @@ STEP = 10
 """A page may have so many times the rows of the largest page that came: the first one has one row."""
 MEMORY = 0.9
 """Part of the widest row's size that is remembered after a page of narrower rows."""
+LIST_BYTES = 2**24
+"""Most bytes of the rows that a request lists, if all are as wide as those of the widest page so far."""
 
 SHRINK = 4
 """Divisor of the rows of a page that did not come: no page has more than the quotient for a while."""
@@ -41,14 +43,14 @@ class PageSize:
 
     def __init__(self) -> None:
         self._most_came = 0
-        self._row_bytes = 0.0
+        self._row_bytes = self._widest = 0.0
         self.ceiling = math.inf
         self._creep = CREEP
 
     @property
     def fitting(self) -> float:
-        """Rows that have :data:`PAGE_BYTES`; infinity: no row has come yet."""
-        return PAGE_BYTES / self._row_bytes if self._row_bytes else math.inf
+        """Rows that have :data:`PAGE_BYTES`; one, until a row has come."""
+        return PAGE_BYTES / (self._row_bytes or PAGE_BYTES)
 
     def rows(self, most: int) -> int:
         """Return the rows of the next page, at least one.
@@ -57,16 +59,26 @@ class PageSize:
         """
         return max(1, int(min(most, STEP * self._most_came, self.ceiling, self.fitting)))
 
-    def came(self, rows: int, size: int) -> None:
+    def keys(self, most: int) -> int:
+        """Return the keys that the next request may list, at least one: a node reads the rows of all of them into
+        memory, whatever the page may have (C: db/SinglePartitionReadCommand queryMemtableAndSSTablesInTimestampOrder).
+
+        :param most: keys that are wanted, or allowed
+        """
+        return max(1, int(min(self.rows(most), LIST_BYTES / (self._widest or LIST_BYTES))))
+
+    def came(self, rows: int, size: int, keys: int = 0) -> None:
         """Learn from a page.
 
         :param size: of the page, bytes
+        :param keys: keys that the request listed, whether they have rows or not
         """
         self.ceiling *= 1 + self._creep
         self._creep = min(CREEP, self._creep * RECOVERY)
+        self._most_came = max(self._most_came, rows, keys)
         if rows:
-            self._most_came = max(self._most_came, rows)
             self._row_bytes = max(size / rows, MEMORY * self._row_bytes)
+            self._widest = max(self._widest, size / rows)
 
     def failed(self, rows: int) -> None:
         """Learn that a page of so many rows did not come: the next one has one row.

@@ -25,6 +25,7 @@ from cassandra import InvalidRequest
 from ringsync.cluster.guardrails import OF_LISTS
 from ringsync.cluster.limits import Permits
 from ringsync.cluster.masks import check_pages, wait_until_unmasked
+from ringsync.cluster.page_size import STEP, PageSize
 from ringsync.cluster.protocol import SessionAt
 from ringsync.cluster.session import ClusterSettings, GuardrailError
 from ringsync.compiled.arrow import Integers, valid_mask
@@ -35,7 +36,17 @@ from ringsync.ring.ranks import RankedRing
 from ringsync.ring.tokens import RING_WIDTH
 from ringsync.schema.table import TableSchema
 from ringsync.sources.lookup.keys import RowKeys, key_columns_of, places_in, row_identities, row_keys, taken
-from ringsync.sources.lookup.requests import Kind, Lookup, LookupQuery, halves, lookup_query, plan_lookups, request_of
+from ringsync.sources.lookup.requests import (
+    CLUSTERINGS,
+    Kind,
+    Lookup,
+    LookupQuery,
+    divided,
+    halves,
+    lookup_query,
+    plan_lookups,
+    request_of,
+)
 from ringsync.sources.scan.pages import (
     PASSING_ERRORS,
     RETRY_DELAYS_S,
@@ -48,7 +59,8 @@ from ringsync.sources.scan.pages import (
 )
 
 IN_FLIGHT = 12
-"""Requests on the way at once; fewer leave the server idle, more gain nothing."""
+"""Requests on the way at once; fewer leave the server idle, more gain nothing. They are fewer while a row has more
+than :data:`ringsync.cluster.page_size.PAGE_BYTES`."""
 ROWS_AT_ONCE = 4096
 BYTES_AT_ONCE = 8 * 2**20
 """Limits of the pages decoded together; the first one reached counts."""
@@ -142,9 +154,13 @@ def read_rows(
 
 @dataclass
 class _Running:
-    """A lookup on its way."""
+    """A lookup on its way.
+
+    :ivar rest: what is asked for after its answer
+    """
 
     lookup: Lookup
+    rest: Lookup | None
     request: Request
     pages: Pages
     asked: Asked | None
@@ -178,7 +194,9 @@ class _Reader:
     queries: dict[Kind, LookupQuery] = field(default_factory=dict)
     waiting: deque[Lookup] = field(default_factory=deque)
     running: deque[_Running] = field(default_factory=deque)
+    answered: int = 0  # most keys of a lookup that came since one failed
     most_keys: int = sys.maxsize
+    failed_keys: int = sys.maxsize  # fewest keys of a lookup that failed since one of so many came
     failures: int = 0
     failing_since: float | None = None
     delays: list[float] = field(default_factory=lambda: [*RETRY_DELAYS_S])
@@ -198,16 +216,16 @@ class _Reader:
                 if self.ended is not None:
                     self._give_up(self.waiting.popleft(), self.ended)
                     continue
-                if len(self.waiting[0].keys) > self._most_keys(self.waiting[0]):
+                if self.waiting[0].kind == "slice" and len(self.waiting[0].keys) > self.most_keys:
                     self.waiting.extend(self._smaller(self.waiting.popleft()))
                     continue
-                started = self._start(self.waiting[0])
-                if started is None:
+                if not self._has_room() or not self._start():
                     break
-                self.waiting.popleft()
-                self.running.append(started)
             if self.running:
-                self._finish(self.running.popleft())
+                running = self.running.popleft()
+                self._finish(running)
+                if running.rest:
+                    self.waiting.appendleft(running.rest)
         for kind in [*self.came]:
             self._decode(kind)
 
@@ -221,30 +239,50 @@ class _Reader:
         unread.sort(key=lambda row: row.place)
         return RowsRead(taken(images, order), places[order], tuple(unread), self.received)
 
-    def _start(self, lookup: Lookup) -> _Running | None:
-        """Request a lookup's first page; None: its permit must be waited for, and other lookups are on their way."""
+    def _has_room(self) -> bool:
+        """Tell whether the next lookup may be on its way with the others: all have no more bytes than full pages."""
+        rows = sum(running.asked.rows for running in self.running if running.asked)
+        return not self.running or (self.answered > 0 and rows < IN_FLIGHT * self._size(self.waiting[0].kind).fitting)
+
+    def _start(self) -> bool:
+        """Request the next lookup's first page.
+
+        :returns: False: its permit must be waited for, and other lookups are on their way
+        """
+        lookup, rest = divided(self.waiting[0], self._most_keys(self.waiting[0]))
         query = self._query(lookup.kind)
         request = request_of(lookup, query.cql, self.keys)
-        delays = self.delays if lookup.patient else ()
+        # A list that a node has not answered is never repeated as it was.
+        delays = self.delays if lookup.patient and request.listed <= 1 else ()
         statements = self.session.statements
         pages = Pages(self.session, statements, lookup.endpoints, self.settings, self.permits, self.sleep, delays)
         try:
             asked = pages.ask(request, wait=not self.running)
             if asked is None:
-                return None
+                return False
+            if asked.rows < request.listed:
+                self.most_keys = asked.rows  # by the limits: each page would read what is left of the list
         except PASSING_ERRORS:
             asked = None  # _finish requests it again
-        return _Running(lookup, request, pages, asked)
+        self.waiting.popleft()
+        if rest and self.answered and lookup.most_keys >= CLUSTERINGS:
+            self.waiting.appendleft(rest)
+            rest = None
+        self.running.append(_Running(lookup, rest, request, pages, asked))
+        return True
 
-    def _most_keys(self, lookup: Lookup) -> float:
-        """Return how many keys may be asked for together, so that a request that fails costs one page."""
+    def _most_keys(self, lookup: Lookup) -> int:
+        """Return how many keys may be asked for together, so that a node can bear all of their rows."""
         if lookup.kind == "slice":
-            return self.most_keys  # it lists none
-        permitted = min(self.most_keys, int(self.session.facts.get(_PERMITTED_KEYS, self.most_keys)))
+            return len(lookup.keys)  # it lists none
+        permitted = min(self.most_keys, lookup.most_keys, int(self.session.facts.get(_PERMITTED_KEYS, sys.maxsize)))
         if lookup.kind == "whole":
             return permitted
-        size = self.session.sizes[select_of(self._query(lookup.kind).cql), False]
-        return min(permitted, max(1, size.fitting))
+        # The keys of a read may be unlike those of the last one.
+        return min(permitted, self._size(lookup.kind).keys(self.settings.page_size), max(1, STEP * self.answered))
+
+    def _size(self, kind: Kind) -> PageSize:
+        return self.session.sizes[select_of(self._query(kind).cql), False]
 
     def _query(self, kind: Kind) -> LookupQuery:
         if kind not in self.queries:
@@ -266,7 +304,7 @@ class _Reader:
                 if lookup.most_rows is not None and rows > lookup.most_rows:
                     break
         except Stuck as stuck:
-            self._failed(lookup, stuck)
+            self._failed(running, stuck)
             return
         except GuardrailError as error:
             if error.name not in OF_LISTS or len(lookup.keys) == 1:
@@ -283,6 +321,9 @@ class _Reader:
             return
         self.received += rows
         self.failing_since = None
+        self.answered = max(self.answered, len(lookup.keys))
+        if len(lookup.keys) >= self.failed_keys:
+            self.failed_keys = sys.maxsize
         if lookup.most_rows is not None and rows > lookup.most_rows:
             # The slice has a larger partition than most: reading on costs more than reading rows by their keys.
             self.waiting.extend(plan_lookups(self.keys, self.ring, lookup.keys))
@@ -295,27 +336,34 @@ class _Reader:
         if came.rows >= ROWS_AT_ONCE or came.size >= BYTES_AT_ONCE:
             self._decode(lookup.kind)
 
-    def _failed(self, lookup: Lookup, stuck: Stuck) -> None:
-        now = self.clock()
+    def _failed(self, running: _Running, stuck: Stuck) -> None:
+        now, lookup = self.clock(), running.lookup
         self.failures += 1
-        parts = self._smaller(lookup)
+        self.answered = 0
+        parts = [] if stuck.absent else self._smaller(lookup)
         is_known_as_too_large = len(lookup.keys) > self.most_keys
-        if self.failing_since is None:
-            self.failing_since = now
-        elif parts and not stuck.absent and not is_known_as_too_large:
+        if parts and not is_known_as_too_large and len(lookup.keys) >= self.failed_keys:
             # Nothing comes at this size: make all waiting lookups smaller, and count the time anew.
             self.most_keys, self.failing_since = max(1, len(lookup.keys) // 4), now
+        elif self.failing_since is None:
+            self.failing_since = now
         elif now - self.failing_since > max(NO_PROGRESS_S, self.settings.request_timeout_s):
             self._end(stuck)
+        if not stuck.absent:
+            self.failed_keys = min(self.failed_keys, len(lookup.keys))
+            running.rest = running.rest and replace(running.rest, most_keys=1)
+        elif running.rest:
+            # Its replicas are the same.
+            lookup, running.rest = replace(lookup, keys=np.append(lookup.keys, running.rest.keys)), None
         if self.ended is None and self.failures <= MAX_FAILURES:
-            if parts and not stuck.absent:
+            if parts:
                 if not is_known_as_too_large:
                     self.sleep(RETRY_DELAYS_S[0])
                 # They go behind the others, which need not wait for a slow lookup.
-                self.waiting.extend(replace(part, patient=len(part.keys) == 1) for part in parts)
+                self.waiting.extend(replace(part, most_keys=1, patient=len(part.keys) == 1) for part in parts)
                 return
-            if not lookup.patient and self.delays:
-                self.waiting.append(replace(lookup, patient=True))
+            if self.delays and not (lookup.patient and running.request.listed <= 1):
+                self.waiting.append(replace(lookup, most_keys=1, patient=True))
                 return
         if lookup.patient:
             self.delays.clear()
@@ -355,6 +403,8 @@ class _Reader:
             return
         keys = self._keys_of(kind, came, query)
         wanted = keys >= 0
+        if kind == "rows":  # what one lookup wants may have come for another, too
+            wanted[np.setdiff1d(np.arange(len(keys)), np.unique(keys, return_index=True)[1])] = False
         if kind == "static":
             wanted &= _with_cells(images, query.table)
             images = widened(images, query.table, table)

@@ -6,10 +6,14 @@ The server returns the rows of the cross product, and the reader drops the unwan
 with the same wanted clusterings share requests, partitions with different ones form smaller groups, and a partition
 with many wanted rows gets requests of its own. If a large part of a small token range is wanted, the whole range is
 read.
+
+A node reads all that a request lists into memory. So the reader cuts lists to what is known of the rows' bytes
+(:func:`divided`), and the first rows of a partition with many, which may be unlike all others, are asked for first.
 """
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -19,6 +23,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from ringsync.cluster.page_size import STEP
 from ringsync.compiled.arrow import Integers
 from ringsync.cql.identifiers import quote
 from ringsync.images.from_pages import ResultColumn
@@ -50,9 +55,6 @@ DENSE = 0.15
 SLICE_TOKENS = 20
 """Least number of different wanted tokens in a slice: a few partitions with many wanted rows say nothing about it."""
 
-_ROOM = 1
-"""Rows that a page may have beyond those expected: a page that is not full is the last, and saves a request."""
-
 Kind = Literal["rows", "static", "whole", "slice"]
 """Rows by their keys; static columns of partitions; whole partitions; a range of tokens."""
 
@@ -64,6 +66,8 @@ class Lookup:
     :ivar keys: places of the keys in the :class:`RowKeys`; the keys of a partition are neighbours
     :ivar endpoints: ``address:port`` of the replicas; the first one is asked first
     :ivar most_rows: for a slice: most rows for which it is worth reading
+    :ivar most_keys: most keys in the next request; while they are fewer than :data:`CLUSTERINGS`, the others wait for
+        its answer, and ten times as many are next
     :ivar patient: whether the request is repeated if it fails
     """
 
@@ -71,6 +75,7 @@ class Lookup:
     keys: Integers
     endpoints: tuple[str, ...]
     most_rows: int | None = None
+    most_keys: int = sys.maxsize
     patient: bool = False
 
 
@@ -118,12 +123,21 @@ def request_of(lookup: Lookup, cql: str, keys: RowKeys) -> Request:
     if lookup.kind == "whole":
         return Request(cql, values, thorough=len(partitions) == 1, begins_small=True)
     if lookup.kind == "static" or not keys.clustering_parts:
-        return Request(cql, values, limit=len(partitions) + _ROOM)
+        return Request(cql, values, limit=len(partitions), listed=len(partitions))
     clusterings = np.unique(keys.clusterings[lookup.keys])
-    most = len(partitions) * len(clusterings)
-    is_large = len(partitions) == 1 and most > FEW_ROWS
     listed = list_of(keys.clustering_frames, clusterings)
-    return Request(cql, (*values, listed), limit=most + _ROOM, begins_small=is_large)
+    return Request(cql, (*values, listed), limit=len(partitions) * len(clusterings), listed=len(lookup.keys))
+
+
+def divided(lookup: Lookup, most: int) -> tuple[Lookup, Lookup | None]:
+    """Return the lookup of the first keys, and that of all others.
+
+    :param most: most keys of the first one
+    """
+    if len(lookup.keys) <= most:
+        return lookup, None
+    next_most = max(lookup.most_keys, min(CLUSTERINGS, STEP * lookup.most_keys))
+    return replace(lookup, keys=lookup.keys[:most]), replace(lookup, keys=lookup.keys[most:], most_keys=next_most)
 
 
 def halves(lookup: Lookup, keys: RowKeys) -> list[Lookup]:
@@ -138,7 +152,8 @@ def halves(lookup: Lookup, keys: RowKeys) -> list[Lookup]:
 def plan_lookups(
     keys: RowKeys, ring: RankedRing, chosen: Integers, *, rows_per_token: float | None = None
 ) -> list[Lookup]:
-    """Group keys into lookups. Consecutive lookups ask different replicas first, as far as possible.
+    """Group keys into lookups. Consecutive lookups ask different replicas first, as far as possible. Otherwise they are
+    in no order: those of partition keys with the same first columns, whose rows may be wider than others, are apart.
 
     :param ring: ring snapshot whose first rank is asked first
     :param chosen: places of the keys to ask for, ascending
@@ -157,8 +172,9 @@ def plan_lookups(
     lookups += planner.partitions("whole", chosen[clusterings == WHOLE], WHOLE_PARTITIONS)
     # Take one lookup of each group in turn.
     turn = defaultdict[int, Iterator[int]](count)
-    turns = [(next(turn[group]), place) for place, (group, _) in enumerate(lookups)]
-    return [lookups[place][1] for _, place in sorted(turns)]
+    mixed = [lookups[place] for place in np.random.default_rng(0).permutation(len(lookups)).tolist()]
+    turns = [(next(turn[group]), place) for place, (group, _) in enumerate(mixed)]
+    return [mixed[place][1] for _, place in sorted(turns)]
 
 
 class _Planner:
@@ -200,8 +216,9 @@ class _Planner:
         counts = np.bincount(self._keys.partitions[chosen], minlength=len(self._keys.partition_keys))
         few = counts[self._keys.partitions[chosen]] <= FEW_ROWS
         many = chosen[~few]
-        for start, end in _cuts(differs(self._keys.partitions[many]), CLUSTERINGS):
-            yield self._lookup("rows", many[start:end])
+        for start, end in _cuts(differs(self._keys.partitions[many])):
+            group, lookup = self._lookup("rows", many[start:end])
+            yield group, replace(lookup, most_keys=1)
         alike, ordered = self._alike(chosen[few])
         changes = differs(*self._apart(ordered), alike)
         yield from self._by_partitions("rows", ordered, changes, np.where(alike >= 0, PARTITIONS, MIXED_PARTITIONS))

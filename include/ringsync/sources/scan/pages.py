@@ -53,6 +53,7 @@ class Request:
 
     :ivar values: values as Cassandra serialises them
     :ivar limit: most rows of a page; no page is then requested ahead, unless ``ahead``. None: as the settings say
+    :ivar listed: number of rows that it lists by their keys
     :ivar thorough: whether pages get smaller until one of a single row fails, however many attempts that takes
     :ivar begins_small: whether its first page has one row, whatever other rows of the table are like: for many rows of
         one partition, which may be unlike all others
@@ -62,6 +63,7 @@ class Request:
     values: tuple[bytes, ...]
     limit: int | None = None
     ahead: bool = False
+    listed: int = 0
     thorough: bool = False
     begins_small: bool = False
 
@@ -232,7 +234,7 @@ class Pages:
 
         def came(page: Page) -> None:
             self._rows_came += row_count(page)
-            self._size(request).came(row_count(page), len(page))
+            self._size(request).came(row_count(page), len(page), request.listed)
             self._go_on(request, asked)
 
         self._last = asked
@@ -280,7 +282,8 @@ class Pages:
         statement.values = statement.raw_values = list(request.values)
         statement.consistency_level = ConsistencyLevel.name_to_value[self.settings.consistency_level]
         statement.is_idempotent = True
-        statement.fetch_size = rows
+        # A page that is not full is the last: a list's page has room for one more row, and saves a request.
+        statement.fetch_size = min(rows + 1, self.settings.page_size) if request.listed else rows
         statement.endpoints = self.endpoints
         return statement
 
@@ -289,7 +292,8 @@ class Pages:
 
     def _rows(self, request: Request) -> int:
         most = min(self.settings.page_size, request.limit or self.settings.page_size)
-        return self._size(request).rows(min(most, STEP * self._rows_came) if request.begins_small else most)
+        rows = self._size(request).rows(min(most, STEP * self._rows_came) if request.begins_small else most)
+        return max(rows, min(request.listed, most))  # what is listed is read at once, whatever the page has
 
     def _explain(self, error: Exception, attempts: int, rows: int) -> str:
         cause = causes(error)[-1]
