@@ -38,6 +38,7 @@ from ringsync.steps.tables import Outcome
 from ringsync.streams.files import FileStream
 from ringsync.wiring import cluster_settings, store_of
 from servers.cassandra import CassandraNode
+from servers.gcs import GcsEmulator
 from tests.chaos.applications import started
 from tests.chaos.bootstraps import change_conf, committed_rows, nodetool_of, prepare, write_conf
 from tests.newest_model import NewestModel, newest_differences
@@ -183,6 +184,28 @@ def test_replica_and_stream_are_what_select_shows(
     assert world.copies() == []
     verified, code = world.step("replica_verify", troubled, f"shown-{read}")
     assert (code, verified["differences"]) == (ExitCode.OK, 0)
+
+
+def test_copies_in_a_bucket_of_a_node_that_has_a_queue_of_its_own(
+    world: World, troubled: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sstable_snapshot, "PIECE_BYTES", 2000)
+    with GcsEmulator() as bucket:
+        queues = {"queue_of_node": {world.node.contact_point: "rack1"}}
+        change_conf(world.conf, store={"url": bucket.url, "gcs_endpoint": bucket.endpoint}, sync=queues)
+        prepare(world.conf, troubled, "bucket", splits=4)
+        assert world.step("sstable_snapshot", troubled, "bucket")[0]["nodes"] == {}, "it is another queue's"
+        assert len(world.step("sstable_snapshot", troubled, "bucket", queue="rack1")[0]["nodes"]) == 1
+        assert len(world.copies()) > 10
+        report, code = world.step("bootstrap_scan", troubled, "bucket")
+        assert code == ExitCode.OK, report
+        schema, now = read_table(world.session, *troubled.split(".")), int(time.time())
+        source = source_rows(world.session, schema, now)
+        messages = list(FileStream(world.store, report["stream"]["topic"]).read(report["stream"]["folder"]))
+        assert len(source) > 200
+        assert differences(source, StreamModel(schema, True).apply_all(messages).rows(now))[:5] == []
+        assert world.step("bootstrap_drain", troubled, "bucket")[1] == ExitCode.OK
+        assert world.copies() == []
 
 
 def test_a_table_of_several_fails_alone(world: World, troubled: str) -> None:
