@@ -26,6 +26,9 @@ from ringsync.storage.port import AlreadyExistsError, ChecksumError, ObjectStore
 
 _GAPS, _VERIFIED, _UNREAD, _ACKNOWLEDGED = "gaps/", "verified/", "staging/unread/", "acknowledged/"
 
+TABLES_NAMED = 5
+"""Tables that the text of a gap names at most."""
+
 NOT_FOLLOWED = "tables"
 """In place of a node's id in gaps of tables that were not followed for a time."""
 
@@ -83,7 +86,10 @@ class Gap:
 
         :param unverified: names of the tables whose replicas were not verified since
         """
-        commands = "; ".join(f"cdcservice verify --repair --table {name}" for name in sorted(unverified))
+        tables, command = sorted(unverified), "cdcservice verify --repair --table"
+        commands = "; ".join(f"{command} {name}" for name in tables[:TABLES_NAMED])
+        if more := len(tables[TABLES_NAMED:]):
+            commands += f"; and so on for {more:,} more tables. {command} '*.*' corrects all"
         remedy = (
             f"Correct the replicas: {commands}"
             if commands
