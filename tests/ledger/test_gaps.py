@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -107,7 +109,7 @@ def test_what_a_look_costs_does_not_grow_with_gaps_times_tables(store: LocalStor
     asked: Counter[str] = Counter()
     for name in ("get", "stat", "list"):
         real = getattr(store, name)
-        monkeypatch.setattr(store, name, lambda key, _real=real, _name=name: asked.update([_name]) or _real(key))
+        monkeypatch.setattr(store, name, lambda *given, _real=real, _name=name: asked.update([_name]) or _real(*given))
     followed = {name: Followed(one, True) for one, name in tables.items()}
     gaps = Gaps(store)
 
@@ -124,3 +126,12 @@ def test_what_a_look_costs_does_not_grow_with_gaps_times_tables(store: LocalStor
     store.put(gap(tables, 8).key, b"{")
     assert [one for one in gaps.look().values() if one is None] == [None]
     assert len(gaps.look()) == 19
+
+
+@pytest.mark.parametrize("field", [{"found_ms": "x"}, {"since_ms": "x"}, {"tables": []}, {"found_ms": 1e30}])
+def test_a_gap_of_another_form_is_damaged_and_hides_no_other(store: LocalStore, field: dict[str, Any]) -> None:
+    """One of them ended the whole look, and with it all alarms."""
+    note_gap(store, gap(BOTH))
+    other = gap(BOTH, segment=2)
+    store.put(other.key, json.dumps({**asdict(other), **field}).encode())
+    assert Gaps(store).look() == {gap(BOTH).key: gap(BOTH), other.key: None}

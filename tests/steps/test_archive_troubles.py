@@ -268,6 +268,19 @@ def test_nodes_that_cannot_be_looked_up_are_a_problem_though_others_are_watched(
     assert not watch.is_failing
 
 
+def test_a_node_that_captures_nothing_needs_no_folder(raw: Path, store: LocalStore) -> None:
+    """Cassandra makes none then, though cassandra.yaml names one: that was critical, for ever."""
+
+    class WithoutCdc(Nodes):
+        def nodes(self, wants: Any) -> Iterator[tuple[ArchivedNode, dict[str, str]]]:
+            for node, settings in super().nodes(wants):
+                yield node, {**settings, "cdc_enabled": "false"}
+
+    watch = archiver(store, WithoutCdc({"a": raw}))
+    watch.cycle()
+    assert (watch.status()["a"]["error"], watch.is_failing) == (None, False)
+
+
 def test_how_large_a_folder_may_get_is_in_the_status_whoever_has_said_it(raw: Path, store: LocalStore) -> None:
     """Without a limit there, any trouble counts as a folder that is full."""
     fill(raw, 1)

@@ -152,8 +152,8 @@ def test_what_is_committed_while_files_are_listed_is_kept(store: LocalStore, mon
     store.put(own, b"rows")
     real = store.list
 
-    def slow(prefix: str = "") -> list[Stat]:
-        found = real(prefix)
+    def slow(prefix: str = "", start: str = "") -> list[Stat]:
+        found = real(prefix, start)
         if prefix.startswith("staging/rows"):
             put_commit(store, commit(1, block(LEFT, own)))
         return found

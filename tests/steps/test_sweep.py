@@ -212,7 +212,7 @@ def test_a_table_is_not_listed_without_need(
     found = follow_ups(store, tmp_path)
     listed: list[str] = []
     real = store.list
-    monkeypatch.setattr(store, "list", lambda prefix="": listed.append(prefix) or real(prefix))
+    monkeypatch.setattr(store, "list", lambda prefix="", start="": listed.append(prefix) or real(prefix, start))
     for _ in range(3):
         found.catch_up()
     assert not [prefix for prefix in listed if prefix == CHANGES], "nothing is new"

@@ -128,7 +128,8 @@ class Gaps:
                 if (document := get_json(self._store, key)) is None:
                     continue  # it was closed just now
                 gap = Gap(**{**document, "ranges": tuple(map(tuple, document["ranges"]))})
-            except (ChecksumError, ValueError, TypeError, KeyError):
+                gap.describe(gap.tables.values())  # what cannot be told of is damaged, whatever fields it has
+            except (ChecksumError, ValueError, TypeError, KeyError, AttributeError, OverflowError):
                 found[key] = None
             else:
                 found[key], self._known[key] = gap, (version, gap)

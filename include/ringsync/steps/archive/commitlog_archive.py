@@ -207,7 +207,7 @@ class Archiver:
         :param is_over: function that tells whether to end before all is archived: the next run goes on
         """
         self._find_nodes()
-        waiting = [node for node in (self._nodes or {}).values() if node.captures or node.folder]
+        waiting = [node for node in (self._nodes or {}).values() if node.captures or os.path.exists(node.folder)]
         errors = {node.node: node.error for node in waiting}
         failed: dict[str, dict[int, Exception]] = {node.node: {} for node in waiting}
         for node in waiting:
