@@ -73,7 +73,7 @@ def _store_url(url: str, info: ValidationInfo) -> str:
     if "@" in url.partition("://")[2].partition("/")[0]:
         raise ValueError("must hold no user or password: use store.gcs_credentials_file")
     is_url = re.match(r"[A-Za-z][A-Za-z0-9+.-]*:", url)
-    return check_url(url if is_url else _absolute(url, info))
+    return (check_url if is_url or info.context else str)(url if is_url else _absolute(url, info))
 
 
 def _once(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
