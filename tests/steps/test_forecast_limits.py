@@ -24,7 +24,7 @@ def test_the_forecast_keeps_the_limits(tmp_path: Path, monkeypatch: pytest.Monke
         store.put(LIMITS_KEY, Limits(rows_per_s=5.0).to_json().encode())
     granted: list[int | None] = []
 
-    def sample(*given: Any, place_rows: int, whole_first: bool) -> Any:
+    def sample(*given: Any, place_rows: int, whole_first: bool, beginning_rows: int) -> Any:
         permits = given[5]
         assert 16 * place_rows / 5.0 < 60, "and they are few, or it takes hours"
         assert not whole_first
@@ -42,6 +42,7 @@ def test_the_forecast_keeps_the_limits(tmp_path: Path, monkeypatch: pytest.Monke
         selection=SimpleNamespace(where=None),
         now=0,
         splits=(),
+        beginning_rows=0,
     )
     assert prepare.read_a_little(config, store, plan) == "forecast"
     assert sum(rows or 0 for rows in granted) < 10
