@@ -195,12 +195,12 @@ def segments_left(config: Config, store: ObjectStore, hosts: Sequence[Host], sin
 
 def _stop(config: Config, store: ObjectStore, console: Console) -> None:
     client, expected = client_of(config), expected_in(config, store)
-    now_ms = int(time.time() * 1000)
-    store.put(STOP_KEY, json.dumps({"at_ms": now_ms}).encode())
-    store.put(LEFT_KEY, json.dumps({"at_ms": now_ms, "has_ended": True}).encode())
+    store.put(STOP_KEY, json.dumps({"at_ms": int(time.time() * 1000)}).encode())
     for dag in expected.all_dags:
         client.set_paused(dag, True)
     wait_until_idle(client, expected.dags, STOP_TIMEOUT_S, console)
+    # Last: from now on nobody is missed, and a DAG that could not be switched off would run unseen.
+    store.put(LEFT_KEY, json.dumps({"at_ms": int(time.time() * 1000), "has_ended": True}).encode())
     say(console, f"stopped: {', '.join(expected.all_dags)}")
 
 
