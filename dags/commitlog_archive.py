@@ -13,9 +13,9 @@ changes the asset `ringsync_archive`; then the DAG `archive_reprocess` reads wha
 
 **To re-run.** Nothing to do: Airflow starts a killed task again after five seconds, and the next run begins by itself.
 
-**When it fails.** Exit code 1: a node has too little room, or its folder cannot be looked at; `cdcservice status` and
-docs/archive.md say what to do. While the configuration is wrong, it goes on with the last good one; while the object
-store is away, it waits.
+**When it fails.** A node that has too little room, or whose folder cannot be looked at, fails no run, since the others
+need theirs: `cdcservice status` names it, and docs/archive.md says what to do. While the configuration is wrong, it
+goes on with the last good one; while the object store is away, it waits.
 """
 
 from __future__ import annotations

@@ -131,11 +131,8 @@ def test_the_archive_goes_on_and_says_what_is_wrong(
     here: Installation, no_connections: None, more: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It cannot ask the cluster either, and knows no node from before: that is a problem, not "all is well"."""
-    from airflow.sdk.exceptions import AirflowFailException
-
     here.write(more)
-    with pytest.raises(AirflowFailException, match="exit code 1, completed with differences or errors"):
-        here.task(parsed(), "commitlog_archive", "archive").execute({"run_id": RUN})
+    here.task(parsed(), "commitlog_archive", "archive").execute({"run_id": RUN})
     told = read_statuses(here.store)["commitlog_archive/default"]
     assert ("ringsync.yaml: kafca: unknown key; did you mean kafka?" in told["config_error"]) == (more is TYPO)
     (problem,) = told["problems"]

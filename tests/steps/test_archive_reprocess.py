@@ -27,7 +27,7 @@ from ringsync.steps.archive.commitlog_archive import Archiver
 from ringsync.steps.sync_plan import SyncPlan
 from tests.mortal_store import Killed, MortalStore
 from tests.steps.node_logs import finished
-from tests.steps.test_archive import SEGMENTS, Nodes, config, names
+from tests.steps.test_archive import SEGMENTS, Nodes, config, failing, names
 from tests.steps.test_stager import HOST, TABLES, Cluster, OneByOne, Sync, without, written
 from tests.steps.test_stager_cdc_off import index_of, sync_segment
 from tests.steps.test_stale_schema import without_column
@@ -61,7 +61,7 @@ class Reprocessed:
         nodes = Nodes({HOST.id: self.raw})
         watch = Archiver(config(policy="always"), self.store, "default", nodes)
         watch.cycle()
-        assert not watch.is_failing
+        assert not failing(watch)
 
     def reprocessor(self) -> Reprocessor:
         configuration: Any = self.sync.stager._config

@@ -55,7 +55,7 @@ KEPT_ENDS = 64
 """Segments that have left of which a node's loop remembers when they were written last."""
 
 SAY_EVERY_S = 10.0
-"""Longest time until the status is said again while segments are archived, but for those of one node."""
+"""Time after which the status is said again, once a segment has left or a node was looked at."""
 
 SETTINGS_EVERY_S = 3600.0
 """Time between two questions to a node for its settings."""
@@ -66,7 +66,8 @@ _NODES = "archive/nodes/"
 def run(application: Application) -> tuple[Report, ExitCode]:
     """Watch the nodes of a queue until the time is over. While the store is away, it is waited for.
 
-    :returns: exit code 1 when there was too little room at the end, or a node could not be looked at
+    :returns: exit code 0, whatever node has no room: a failed run rests, and nobody would watch the others meanwhile.
+        The status names it
     """
     config, store, queue = application.config, application.store, application.options.queue
     archiver = Archiver(config, store, queue, _Cluster(config))
@@ -84,8 +85,7 @@ def run(application: Application) -> tuple[Report, ExitCode]:
             old_snapshots.clear()
             if queue == DEFAULT_QUEUE:  # one queue does it for all
                 archiver.tidy_aside()
-    code = ExitCode.COMPLETED_WITH_ERRORS if archiver.is_failing else ExitCode.OK
-    return {"queue": queue, **standing(), **archiver.counts}, code
+    return {"queue": queue, **standing(), **archiver.counts}, ExitCode.OK
 
 
 @dataclass
@@ -97,7 +97,7 @@ class ArchivedNode:
     :ivar captures: whether it captures changes
     :ivar token: token of its claim to the folder; empty: the folder is not claimed
     :ivar asked_s: monotonic time when it has told its settings, s
-    :ivar free_bytes: room in the folder at the last look
+    :ivar free_bytes: room in the folder at the last look; 0: none, or nobody knows
     :ivar disk_full: whether others have filled its disk, so that it is the disk that ends first
     :ivar waiting: finished segments there
     :ivar archived: segments that this run has archived
@@ -203,7 +203,7 @@ class Archiver:
         """Look at all nodes, and archive what is to be archived: some segments of each node in turn, first of the one
         with the least room.
 
-        :param say: called between the turns, and in long ones now and then
+        :param say: called between the turns, and in long ones every :data:`SAY_EVERY_S` when something has moved
         :param is_over: function that tells whether to end before all is archived: the next run goes on
         """
         self._find_nodes()
@@ -211,20 +211,20 @@ class Archiver:
         errors = {node.node: node.error for node in waiting}
         failed: dict[str, dict[int, Exception]] = {node.node: {} for node in waiting}
         for node in waiting:
-            if not node.free_bytes:
+            if not (node.free_bytes or node.error):
                 self._measure(node)
         said_s = time.monotonic()
+
+        def moved() -> None:
+            nonlocal said_s
+            if time.monotonic() - said_s >= SAY_EVERY_S:
+                say()
+                said_s = time.monotonic()
+
         while waiting and not is_over():
             waiting.sort(key=lambda node: node.free_bytes / max(node.total_bytes, 1))
-            left = []
-            for node in waiting:
-                # One turn of many nodes may take longer than a run has left.
-                if is_over() or self._takes_turn(node, failed[node.node]):
-                    left.append(node)
-                if time.monotonic() - said_s >= SAY_EVERY_S:
-                    say()
-                    said_s = time.monotonic()
-            waiting = left
+            # One turn of many nodes may take longer than a run has left.
+            waiting = [node for node in waiting if is_over() or self._takes_turn(node, failed[node.node], moved)]
             say()
         for node in (self._nodes or {}).values():
             if node.error and node.error != errors.get(node.node):
@@ -238,19 +238,23 @@ class Archiver:
         except Exception as error:
             node.error = f"its cdc_raw cannot be looked at: {error}"
 
-    def _takes_turn(self, node: ArchivedNode, failed: dict[int, Exception]) -> bool:
+    def _takes_turn(self, node: ArchivedNode, failed: dict[int, Exception], moved: Callable[[], None]) -> bool:
         """Archive some segments of a node. Any failure concerns this node alone: the others need their room, too.
 
         :param failed: what cannot be archived now, by segment id; it makes way for later segments
+        :param moved: called when a segment has left, or failed, and at the end
         :returns: whether more is to be archived
         """
         try:
-            node.error, is_done = self._serve(node, failed)
+            node.error, is_done = self._serve(node, failed, moved)
         except Exception as error:
             node.error, is_done = f"its cdc_raw cannot be archived: {error}", True
+        moved()
         return not is_done
 
-    def _serve(self, node: ArchivedNode, failed: dict[int, Exception]) -> tuple[str | None, bool]:
+    def _serve(
+        self, node: ArchivedNode, failed: dict[int, Exception], moved: Callable[[], None]
+    ) -> tuple[str | None, bool]:
         """Archive some segments of a node.
 
         :returns: why there is too little room, or a segment stays (None: neither), and whether that is all for now
@@ -262,10 +266,11 @@ class Archiver:
         chosen = self._chosen(node, found, failed)[: self._settings.uploads]
         if not refused:
             self._note_unread(node, found)
-        elif chosen or (found.segments and node.captures):  # said before there is no room left
-            return f"{room}, and nothing is archived: {refused}", True
+        elif chosen or node.captures:  # said before there is no room left
+            node.free_bytes, node.disk_full = 0, False  # nobody knows whose room that is
+            return f"nothing is archived: {refused}", True
         if chosen:
-            failed |= self._archive(node, chosen)
+            failed |= self._archive(node, chosen, moved)
             return node.error, False
         if failed:
             more = f" (and {len(failed) - 1} other segments)" if len(failed) > 1 else ""
@@ -304,7 +309,7 @@ class Archiver:
             forget(self._store, "archive_reprocess/archive")
 
     def _look(self, node: ArchivedNode) -> RawFolder:
-        folder = Path(node.folder)
+        folder, node.free_bytes, node.disk_full = Path(node.folder), 0, False  # so it is if nobody can look
         found = look(folder, self._limit(node) or total_space({}, folder))
         node.free_bytes, node.disk_full = found.free, found.is_disk_full
         node.waiting = sum(segment.is_complete for segment in found.segments)
@@ -352,7 +357,9 @@ class Archiver:
             missing -= segment.size
         return chosen
 
-    def _archive(self, node: ArchivedNode, segments: Sequence[RawSegment]) -> dict[int, Exception]:
+    def _archive(
+        self, node: ArchivedNode, segments: Sequence[RawSegment], moved: Callable[[], None]
+    ) -> dict[int, Exception]:
         """Archive segments and remove them from the node.
 
         :returns: what has failed, by segment id
@@ -379,22 +386,19 @@ class Archiver:
                 return error
             return uploaded
 
+        failed: dict[int, Exception] = {}
         with ThreadPoolExecutor(self._settings.uploads) as pool:
-            results = list(pool.map(move, segments))
-        for segment, result in zip(segments, results, strict=True):
-            if isinstance(result, ShortSegmentError):
-                node.short_s.setdefault(segment.identity, time.monotonic())
-            elif not isinstance(result, Exception):
-                node.leaves(segment)
-        sizes = [size for size in results if isinstance(size, int)]
-        archived = sum(size > 0 for size in sizes)
-        node.archived += archived
-        self.counts.update(segments=archived, bytes=sum(sizes), removed=len(sizes))
-        return {
-            segment.identity: result
-            for segment, result in zip(segments, results, strict=True)
-            if isinstance(result, Exception)
-        }
+            for segment, result in zip(segments, pool.map(move, segments), strict=True):
+                if isinstance(result, Exception):
+                    failed[segment.identity] = result
+                    if isinstance(result, ShortSegmentError):
+                        node.short_s.setdefault(segment.identity, time.monotonic())
+                else:
+                    node.leaves(segment)
+                    node.archived += result > 0
+                    self.counts.update(segments=int(result > 0), bytes=result, removed=1)
+                moved()
+        return failed
 
     def _committed(self, node: str) -> Committed:
         """Return what ``commitlog_stage`` has committed of a node's log."""
@@ -407,15 +411,15 @@ class Archiver:
     def _not_ours(self, node: ArchivedNode) -> str | None:
         """Tell why a folder is not this node's, by the claims of ``commitlog_stage``; claim it if nobody has."""
         folder = Path(node.folder)
-        if not node.token or not has_claim(folder, node.node, node.token):
-            told = node.asked_s > float("-inf")
-            anew = node.captures if told else may_be_first(node.folder, get_place(self._store, node.node))
-            try:
+        try:
+            if not node.token or not has_claim(folder, node.node, node.token):
+                told = node.asked_s > float("-inf")
+                anew = node.captures if told else may_be_first(node.folder, get_place(self._store, node.node))
                 node.token = claim(self._store, node.node, folder, anew=anew)
-            except ForeignClaimError as error:
-                return str(error)
+        except (ForeignClaimError, OSError) as error:
+            return str(error)
         if not node.token:
-            return f"{folder} has no claim of the node (docs/sync.md, Queues)"
+            return f"{folder} has no claim of the node: is it the node's cdc_raw, mounted? (docs/sync.md, Queues)"
         return other_claims(self._store, folder, os.listdir(folder), node.node, self._endpoints)
 
     def _find_nodes(self) -> None:
@@ -484,11 +488,6 @@ class Archiver:
         """What is wrong besides single nodes."""
         seen = "new nodes are not watched" if self._nodes else "no node is known yet, so nobody watches cdc_raw"
         return [f"{seen}: {self._unknown}"] if self._unknown else []
-
-    @property
-    def is_failing(self) -> bool:
-        """Whether a node has too little room, or could not be looked at."""
-        return not (self._nodes or not self._unknown) or any(node.error for node in (self._nodes or {}).values())
 
     def status(self) -> dict[str, Any]:
         """Return how each node stands."""

@@ -94,7 +94,7 @@ def is_claimed(store: ObjectStore, node: str) -> bool:
 def claim(store: ObjectStore, node: str, folder: Path, *, anew: bool) -> str:
     """Make sure that a node's newest claim is in this folder, and return its token; empty: it is not.
 
-    A folder without segments is not claimed: maybe it is not mounted yet. The token of a claim that is there stays,
+    A folder without segments gets no claim: maybe it is not mounted yet. The token of a claim that is there stays,
     also if the folder has another path now. A new token is stored before its file is written: a kill in between leaves
     a node without a claim, and no other node with an old one that is valid.
 
@@ -103,8 +103,6 @@ def claim(store: ObjectStore, node: str, folder: Path, *, anew: bool) -> str:
     :raises ForeignClaimError: the claim that is there is another store's
     """
     names, place = os.listdir(folder), get_place(store, node)
-    if not any(map(is_segment, names)):
-        return ""
     known, file = place or Place(None), folder / f"{_PREFIX}{node}"
     written = file.read_text() if file.name in names else ""  # empty also if a kill or a full disk cut it off
     if written and place is None:
@@ -112,7 +110,7 @@ def claim(store: ObjectStore, node: str, folder: Path, *, anew: bool) -> str:
             f"{file} was made for another object store than {store.url}: is the store mounted, and store.url right? If "
             "the other store is given up, remove this file"
         )
-    if not anew and (not written or written != known.token):
+    if not (anew and any(map(is_segment, names))) and (not written or written != known.token):
         return ""
     token = written or secrets.token_hex(8)
     if known != Place(str(folder), token):
