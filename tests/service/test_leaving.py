@@ -37,8 +37,8 @@ class World:
     def archive_says(self, **status: Any) -> None:
         put_status(self.store, "commitlog_archive", "default", {"nodes": {"h": WELL}, **status})
 
-    def disable(self, _: Any, __: Any, tables: Any, *, even_if_down: bool) -> list[str]:
-        assert not even_if_down
+    def disable(self, _: Any, __: Any, tables: Any, missed: set[str] | None) -> list[str]:
+        assert missed is None
         assert self.store.stat(LEFT_KEY) is not None, "a bootstrap may switch it on again"
         self.with_cdc = [table for table in self.with_cdc if table not in tables]
         return ["disabled now" for _ in tables]

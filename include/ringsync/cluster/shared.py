@@ -164,13 +164,21 @@ class Shared:
         hosts = self._hosts.since(moment_s)
         return RingSnapshot(hosts, read_replications(self.session, [keyspace])[keyspace])
 
+    def behind(self, moment_s: float) -> frozenset[str]:
+        """Wait until all nodes agree on a schema that is at least as new as the one of a moment; return the addresses
+        of those that do not in the end.
+
+        :param moment_s: of the monotonic clock, s; minus infinity: any earlier wait does
+        """
+        return self._behind.since(moment_s)
+
     def wait_for_agreement(self, moment_s: float) -> None:
         """Wait until all nodes agree on a schema that is at least as new as the one of a moment.
 
         :param moment_s: of the monotonic clock, s
         :raises ClusterError: they do not
         """
-        if behind := self._behind.since(moment_s):
+        if behind := self.behind(moment_s):
             raise ClusterError(
                 f"the nodes do not agree on the schema ({', '.join(sorted(behind))}): try again once all of them are up"
             )

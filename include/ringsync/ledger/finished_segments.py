@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ringsync.storage.port import ObjectStore, get_json
+from ringsync.storage.port import ChecksumError, ObjectStore, get_json
 
 REMEMBERED_S = 3600.0
 """Seconds that a node's commits keep saying that a segment is finished, for processes that do not know it yet."""
@@ -44,9 +44,19 @@ class SegmentIds:
 
 
 def finished_segments(store: ObjectStore, node: str) -> SegmentIds:
-    """Read the finished segments of a node that its commits need not name any more."""
-    document = get_json(store, _key(node)) or {"ranges": []}
-    return SegmentIds(tuple((first, last) for first, last in document["ranges"]))
+    """Read the finished segments of a node that its commits need not name any more.
+
+    :raises ChecksumError: the object is damaged
+    """
+    try:
+        if (document := get_json(store, _key(node))) is None:
+            return SegmentIds()
+        return SegmentIds(tuple((int(first), int(last)) for first, last in document["ranges"]))
+    except (ChecksumError, ValueError, TypeError, KeyError) as error:
+        raise ChecksumError(
+            f"{store.uri(_key(node))}, which segments of the node were staged whole, cannot be read "
+            f"({type(error).__name__}): restore it"
+        ) from error
 
 
 def fold_finished(store: ObjectStore, node: str, segments: Iterable[int]) -> SegmentIds:

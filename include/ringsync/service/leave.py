@@ -61,7 +61,7 @@ def leave(arguments: argparse.Namespace, console: Console) -> ExitCode:
         return ExitCode.OK
     began_ms = int(time.time() * 1000)
     store.put(LEFT_KEY, json.dumps({"at_ms": began_ms}).encode())
-    left = "; ".join(_switch_off(Shared(session), store, tables, console, even_if_down=arguments.no_wait))
+    left = "; ".join(_switch_off(Shared(session), store, tables, console, at_once=arguments.no_wait))
     if not left and not arguments.no_wait:
         left = _wait(config, store, read_hosts(session), began_ms, arguments.timeout, console)
     left = left or _with_cdc(session, store, config, {table.table_id for table in others})
@@ -126,24 +126,24 @@ def _with_cdc(session: Any, store: ObjectStore, config: Config, kept: Collection
 
 
 def _switch_off(
-    shared: Shared, store: ObjectStore, tables: Sequence[Named], console: Console, *, even_if_down: bool
+    shared: Shared, store: ObjectStore, tables: Sequence[Named], console: Console, *, at_once: bool
 ) -> Iterator[str]:
     """Switch cdc off.
 
-    :param even_if_down: whether to do it while nodes are down: production comes first
+    :param at_once: whether to do it while nodes are down, or disagree about the schema: production comes first
     :returns: why that failed for some tables, or is not sure
     """
-    for table, done in zip(
-        tables, disable_cdc(shared, store, tables, even_if_down=even_if_down) if tables else (), strict=True
-    ):
+    missed = set[str]() if at_once else None
+    for table, done in zip(tables, disable_cdc(shared, store, tables, missed) if tables else (), strict=True):
         if isinstance(done, Exception):
             yield str(done)
         else:
             say(console, f"{table.full_name}: cdc {done}")
-    if even_if_down and (down := one_node(shared.session).down):
+    if missed is not None and (missed := missed | one_node(shared.session).down | shared.behind(float("-inf"))):
         yield (
-            f"nodes are down ({', '.join(sorted(down))}): they may go on to capture the writes of statements that were "
-            "prepared on them before. Once they are up and the nodes agree on the schema, restart them once more"
+            f"nodes are down or do not know of it ({', '.join(sorted(missed))}): they may go on to capture the writes "
+            "of statements that were prepared on them before. Once they are up and the nodes agree on the schema, "
+            "restart them once more"
         )
 
 

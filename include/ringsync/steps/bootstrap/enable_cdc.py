@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from cassandra import InvalidRequest, Unauthorized
@@ -90,13 +90,14 @@ def enable_cdc(
 
 
 def disable_cdc(
-    shared: Shared, store: ObjectStore, tables: Sequence[Named], *, even_if_down: bool = False
+    shared: Shared, store: ObjectStore, tables: Sequence[Named], missed: set[str] | None = None
 ) -> list[str | Exception]:
     """Disable cdc on tables, also for statements that were prepared before. All else is as with :func:`enable_cdc`.
 
-    :param even_if_down: whether to do it while nodes are down, on which statements may go on to be captured
+    :param missed: gets the addresses of nodes that are down, or do not agree on the schema: there, statements may go on
+        to be captured. Production refuses writes now, so nothing waits before cdc is off; None: they are an error
     """
-    return _switch_cdc(shared, store, tables, "disabled", str, even_if_down=even_if_down)
+    return _switch_cdc(shared, store, tables, "disabled", str, missed)
 
 
 def _switch_cdc(
@@ -105,39 +106,35 @@ def _switch_cdc(
     tables: Sequence[Named],
     what: str,
     why_not: Callable[[], str],
-    *,
-    even_if_down: bool = False,
+    missed: set[str] | None = None,
 ) -> list[str | Exception]:
     cdc = what == "enabled"
-    shared.wait_for_agreement(time.monotonic())
+    if missed is None:
+        shared.wait_for_agreement(time.monotonic())
     node = one_node(shared.session)
     found = {table: _look(node, store, table, cdc) for table in tables}
     work = [one for one in found.values() if one is not None]
     new = [one for one in work if one.has_cdc != cdc]
-    failed: dict[Named, Exception] = {} if even_if_down else _without_all_nodes(shared, new, what)
+    failed: dict[Named, Exception] = _without_all_nodes(shared, new, what) if missed is None else {}
     begun = [one for one in new if one.table not in failed]
     if begun and (reason := why_not()):
         failed |= {one.table: StepError(f"cdc is not {what} on {one.table.full_name}: {reason}") for one in begun}
         begun = []
-    for one in begun:
-        record = {"gc_grace_seconds": one.grace, "for_a_moment": one.for_a_moment}
-        store.put(one.key, json.dumps(record).encode())
-    set_cdc = f"cdc = {str(cdc).lower()}"
-    failed |= _alter(node, {one.table: f"{set_cdc} AND gc_grace_seconds = {one.for_a_moment}" for one in begun}, what)
+    failed |= _alter(node, ((one.table, _begin(store, one, cdc)) for one in begun), what)
     halves = [one for one in begun if isinstance(failed.get(one.table), IgnoredError)]
-    left = _alter(node, {one.table: f"cdc = {str(not cdc).lower()}" for one in halves}, what)
-    left |= _alter(node, {one.table: f"gc_grace_seconds = {one.grace}" for one in halves}, what)
+    left = _alter(node, ((one.table, f"cdc = {str(not cdc).lower()}") for one in halves), what)
+    left |= _alter(node, ((one.table, f"gc_grace_seconds = {one.grace}") for one in halves), what)
     refused = [one for one in begun if isinstance(failed.get(one.table), RefusedError)]
     unchanged = [one for one in refused if isinstance(left.get(one.table, failed[one.table]), RefusedError)]
     ends = [one for one in work if one.table not in failed and (one.is_in_moment or one.has_cdc != cdc)]
     if ends:
         # Also a moment that was found may have begun just now, by another run.
-        shared.wait_for_agreement(time.monotonic())
-        failed |= {} if even_if_down else _without_all_nodes(shared, ends, what)
+        _agree(shared, missed)
+        failed |= _without_all_nodes(shared, ends, what) if missed is None else {}
         ends = [one for one in ends if one.table not in failed]
-    failed |= _alter(node, {one.table: f"gc_grace_seconds = {one.grace}" for one in ends}, what)
+    failed |= _alter(node, ((one.table, f"gc_grace_seconds = {one.grace}") for one in ends), what)
     if ends:
-        shared.wait_for_agreement(time.monotonic())
+        _agree(shared, missed)
     for one in begun:
         if one.table in failed:
             continue
@@ -156,6 +153,20 @@ def _switch_cdc(
     done = {one.table: f"was {what}" if one.has_cdc == cdc else f"{what} now" for one in work}
     gone = {table: _gone(table) for table in found.keys() - done.keys()}
     return [failed.get(table) or gone.get(table) or done[table] for table in tables]
+
+
+def _begin(store: ObjectStore, one: Enabling, cdc: bool) -> str:
+    """Record what is restored after a kill, and return what begins the moment."""
+    record = {"gc_grace_seconds": one.grace, "for_a_moment": one.for_a_moment}
+    store.put(one.key, json.dumps(record).encode())
+    return f"cdc = {str(cdc).lower()} AND gc_grace_seconds = {one.for_a_moment}"
+
+
+def _agree(shared: Shared, missed: set[str] | None) -> None:
+    if missed is None:
+        shared.wait_for_agreement(time.monotonic())
+    else:
+        missed |= shared.behind(time.monotonic())
 
 
 def _without_all_nodes(shared: Shared, tables: Sequence[Enabling], what: str) -> dict[Named, Exception]:
@@ -214,7 +225,7 @@ def _look(node: Node, store: ObjectStore, table: Named, cdc: bool) -> Enabling |
     return replace(found, grace=int(record["gc_grace_seconds"]), is_in_moment=True)
 
 
-def _alter(node: Node, alterations: Mapping[Named, str], what: str) -> dict[Named, Exception]:
+def _alter(node: Node, alterations: Iterable[tuple[Named, str]], what: str) -> dict[Named, Exception]:
     """Alter tables, one after another, on one node: another may not know of cdc yet, and each ALTER writes all options
     of the table again.
 
@@ -223,7 +234,7 @@ def _alter(node: Node, alterations: Mapping[Named, str], what: str) -> dict[Name
     failed: dict[Named, Exception] = {}
     nodes_need = "Every node needs cdc_enabled: true in cassandra.yaml. " * (what == "enabled")
     silent: Exception | None = None
-    for table, alteration in alterations.items():
+    for table, alteration in alterations:
         if silent is not None:
             failed[table] = silent
             continue
