@@ -38,8 +38,8 @@ class Session:
         if self.beats is None:
             raise InvalidRequest("table gossip_info does not exist")
         return [
-            SimpleNamespace(address=NEAR, generation=1, heartbeat=900),
-            SimpleNamespace(address=FAR, generation=1, heartbeat=self.beats),
+            SimpleNamespace(address=NEAR, host_id="n", generation=1, heartbeat=900),
+            SimpleNamespace(address=FAR, host_id="f", generation=1, heartbeat=self.beats),
         ]
 
 

@@ -41,6 +41,9 @@ def read_ring(session: Session, keyspace: str) -> RingSnapshot:
 def read_hosts(session: Session) -> tuple[Host, ...]:
     """Read the nodes that own tokens, as one node sees them now; the driver says which nodes are alive.
 
+    A node of another datacenter that was down when the driver connected counts as alive: gossip knows better
+    (:mod:`ringsync.cluster.gossip`).
+
     :raises RingError: the partitioner is not Murmur3Partitioner, or a node joins or leaves now
     """
     # All rows must come from one node: every node describes the others.

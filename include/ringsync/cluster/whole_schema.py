@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
+from ringsync.cluster.gossip import SILENT_S, Heard, hear, heartbeats
 from ringsync.cluster.node import NO_ANSWER, ChangingSchemaError, Node, NodeSchema, ask_one, node_schema, one_node
 from ringsync.cluster.schema import SYSTEM_KEYSPACES, tables_of
 from ringsync.cluster.scylla import is_scylla, read_cdc_options
@@ -20,12 +21,8 @@ from ringsync.schema.table import TableSchema, UnreadableTable
 from ringsync.schema.whole import Keyspace, TableName, WholeSchema
 from ringsync.scylla.log_schema import LOG_SUFFIX
 
-SILENT_S = 60.0
-"""Time without a heartbeat in Cassandra's gossip after which a node is not waited for. Cassandra itself takes some
-20 s."""
-
 UNKNOWN_S = 300.0
-"""The same where nobody says whether a node is alive: Cassandra 4.0 and ScyllaDB show no gossip."""
+"""Time after which a node is not waited for where nobody says whether it is alive: Cassandra 4.0 shows no gossip."""
 
 
 @dataclass(frozen=True)
@@ -44,13 +41,8 @@ class Reading:
     unreadable_types: dict[str, str]
 
 
-_NEVER = 0, 0
-"""Heartbeat of a node that nobody tells."""
-
-
 class Silence:
-    """Knows which nodes are silent. The driver does not try the nodes of other datacenters, so it never knows that such
-    a node is down if it was when the driver connected. Cassandra knows: gossip brings the heartbeats of all nodes.
+    """Knows which nodes are silent (:mod:`ringsync.cluster.gossip`).
 
     :param now: the time, s
     :param since_s: since when nothing was heard of nodes, by address, as another process knows
@@ -58,25 +50,21 @@ class Silence:
 
     def __init__(self, now: Callable[[], float], since_s: Mapping[str, float] = MappingProxyType({})) -> None:
         self._now = now
-        self._heard = {address: (_NEVER, at_s) for address, at_s in since_s.items()}
+        self._heard = {address: Heard(0, 0, at_s) for address, at_s in since_s.items()}
 
     @property
     def since_s(self) -> dict[str, float]:
         """Since when nothing was heard of nodes that nobody calls alive, by address."""
-        return {address: at_s for address, (_, at_s) in self._heard.items()}
+        return {address: heard.since for address, heard in self._heard.items()}
 
     def ignored(self, node: Node, at: NodeSchema) -> NodeSchema:
         """Return what a node says without the silent ones among the others. To be asked at each look."""
         unsure = at.others.keys() - node.up if at.others else set()
         now = self._now()
-        beats = _heartbeats(node) if unsure else {}
-        patience, heard = SILENT_S if beats else UNKNOWN_S, {}
-        for address in unsure:
-            beat = beats.get(address, _NEVER)
-            last = self._heard.get(address)
-            heard[address] = last if last and beat <= last[0] else (beat, now)
-        self._heard = heard
-        silent = {address for address, (_, since) in heard.items() if now - since > patience}
+        beats = heartbeats(node, now) if unsure else {}
+        self._heard = hear(beats, unsure, self._heard, now)
+        patience = SILENT_S if beats else UNKNOWN_S
+        silent = {address for address, heard in self._heard.items() if now - heard.since > patience}
         return replace(at, others={address: at.others[address] for address in at.others.keys() - silent})
 
 
@@ -106,15 +94,6 @@ class Agreement:
             return self._silence.ignored(node, node_schema(node)).agrees
         except NO_ANSWER:
             return False
-
-
-def _heartbeats(node: Node) -> dict[str, tuple[int, int]]:
-    """Ask a node for the last heartbeat that it got from each node; empty: it does not say."""
-    try:
-        rows = node.execute("SELECT address, generation, heartbeat FROM system_views.gossip_info")
-        return {str(row.address): (row.generation or 0, row.heartbeat or 0) for row in rows}
-    except NO_ANSWER:
-        return {}
 
 
 def read_whole_schema(node: Node, own_keyspaces: Collection[str] = ()) -> Reading | None:

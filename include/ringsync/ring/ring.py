@@ -26,7 +26,7 @@ class Host:
 
     :ivar id: host id of the node, a UUID as text
     :ivar address: address at which the node takes CQL connections; ``port``: its port
-    :ivar up: whether the driver considers the node alive
+    :ivar up: whether the node is alive, as far as anybody says
     :ivar is_local: whether the node is in the datacenter that is asked for rows
     :ivar is_read: whether the node's log is read
     """

@@ -13,7 +13,8 @@ from typing import Any
 
 from ringsync.changes.identity import TableVersion
 from ringsync.cluster.cluster import read_hosts, read_replications
-from ringsync.cluster.node import ChangingSchemaError, ask_one
+from ringsync.cluster.gossip import SILENT_S, Heard, hear, heartbeats
+from ringsync.cluster.node import ChangingSchemaError, ask_one, one_node
 from ringsync.cluster.schema import read_node_tables, read_tables
 from ringsync.cluster.scylla import is_scylla
 from ringsync.config import Config
@@ -78,6 +79,7 @@ class SyncPlan:
     :ivar former: nodes that have left the ring, until their claims are given up (:mod:`ringsync.steps.stage.claims`);
         ``is_read`` tells of them, too, whether their logs are read
     :ivar of_scylla: whether changes are in tables (ScyllaDB), not in commit logs
+    :ivar heard: the last heartbeats of nodes in other datacenters, by host id; ms since the epoch
     """
 
     interval: Bucket
@@ -87,6 +89,7 @@ class SyncPlan:
     left_out: Mapping[str, str] = field(default_factory=dict)
     former: tuple[FormerHost, ...] = ()
     of_scylla: bool = False
+    heard: Mapping[str, Heard] = field(default_factory=dict)
 
     @property
     def read_hosts(self) -> tuple[Host, ...]:
@@ -119,6 +122,7 @@ class SyncPlan:
                 "left_out": dict(self.left_out),
                 "former": [asdict(former) for former in self.former],
                 "of_scylla": self.of_scylla,
+                "heard": dict(self.heard),
             }
         )
 
@@ -140,6 +144,7 @@ class SyncPlan:
             document["left_out"],
             tuple(FormerHost(_host(entry["host"]), entry["since_ms"]) for entry in document["former"]),
             document["of_scylla"],
+            {host: Heard(*heard) for host, heard in document["heard"].items()},
         )
 
 
@@ -211,7 +216,8 @@ def make_plan(
     if not of_scylla:
         note_holes(store, config, there, told, begun, interval.start - interval.length)
     wanted = config.sync.datacenters
-    hosts = tuple(replace(host, is_read=not wanted or host.datacenter in wanted) for host in read_hosts(session))
+    hosts, heard = _alive(store, session, read_hosts(session), interval, before)
+    hosts = tuple(replace(host, is_read=not wanted or host.datacenter in wanted) for host in hosts)
     replications: dict[str, Replication] = {}
     tables: list[SyncTable] = []
     for table in schema.tables:
@@ -231,7 +237,23 @@ def make_plan(
         replace(one, host=replace(one.host, is_read=not wanted or one.host.datacenter in (*wanted, "")))
         for one in _former(store, hosts, interval)
     )
-    return SyncPlan(interval, hosts, replications, tuple(tables), left_out, former, of_scylla)
+    return SyncPlan(interval, hosts, replications, tuple(tables), left_out, former, of_scylla, heard)
+
+
+def _alive(
+    store: ObjectStore, session: Any, hosts: tuple[Host, ...], interval: Bucket, before: SyncPlan | None
+) -> tuple[tuple[Host, ...], dict[str, Heard]]:
+    """Return the nodes, and what is heard of those in other datacenters, which the driver does not try: who has had no
+    heartbeat for two plans is down. While nobody tells of heartbeats, they count as alive."""
+    remote = [host.id for host in hosts if not host.is_local]
+    before = (before or _plan_before(store, interval)) if remote else None
+    known = before.heard if before else {}
+    if not remote or not (beats := heartbeats(one_node(session), interval.start / 1000)):
+        return hosts, dict(known)
+    heard = hear(beats, remote, known, interval.start)
+    patience_ms = 2 * max(SILENT_S * 1000, interval.length)
+    silent = {host for host, last in heard.items() if interval.start - last.since >= patience_ms}
+    return tuple(replace(host, up=host.up and host.id not in silent) for host in hosts), heard
 
 
 def _former(store: ObjectStore, hosts: Collection[Host], interval: Bucket) -> list[FormerHost]:

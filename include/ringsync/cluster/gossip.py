@@ -1,0 +1,62 @@
+"""Who is alive, as gossip tells a node.
+
+The driver does not try the nodes of other datacenters: it never knows that such a node is down if it was when the
+driver connected. The database knows: gossip brings the heartbeats of all nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from ringsync.cluster.node import NO_ANSWER, Node
+from ringsync.cluster.scylla import is_scylla
+
+SILENT_S = 60.0
+"""Time without a heartbeat after which a node is not waited for. Cassandra itself takes some 20 s."""
+
+
+class Heard(NamedTuple):
+    """What was heard of a node last.
+
+    :ivar generation: s since the epoch, when it was started
+    :ivar heartbeat: number of its last heartbeat since then
+    :ivar since: time of the first look that found this heartbeat, in the looks' unit
+    """
+
+    generation: int
+    heartbeat: int
+    since: float
+
+
+def hear(
+    beats: Mapping[str, tuple[int, int]], names: Iterable[str], before: Mapping[str, Heard], now: float
+) -> dict[str, Heard]:
+    """Return what was heard of nodes by now. A node asked later may know less: that is no heartbeat.
+
+    :param beats: what a node has told (:func:`heartbeats`); of nodes that it does not know nothing is heard
+    :param before: what the last look has returned
+    """
+    heard = {}
+    for name in names:
+        last, beat = before.get(name), beats.get(name, (0, 0))
+        heard[name] = last if last and beat <= last[:2] else Heard(*beat, now)
+    return heard
+
+
+def heartbeats(node: Node, now_s: float) -> dict[str, tuple[int, int]]:
+    """Ask a node for the last heartbeat that it got from each node, by host id and by address; empty: it does not say,
+    as Cassandra 4.0. (C: db/virtual/GossipInfoTable, since 4.1; ScyllaDB tells in ``system.cluster_status`` who is up.)
+
+    :param now_s: present time, s since the epoch
+    """
+    try:
+        if is_scylla(node):
+            rows = node.execute("SELECT peer, host_id, up FROM system.cluster_status")
+            told = [((row.peer, row.host_id), (int(now_s), 0)) for row in rows if row.up]
+        else:
+            rows = node.execute("SELECT address, host_id, generation, heartbeat FROM system_views.gossip_info")
+            told = [((row.address, row.host_id), (row.generation or 0, row.heartbeat or 0)) for row in rows]
+    except NO_ANSWER:
+        return {}
+    return {str(name): beat for names, beat in told for name in names if name}

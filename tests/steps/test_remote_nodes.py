@@ -1,0 +1,194 @@
+"""Nodes of another datacenter, which the driver does not try: a session that begins after one died knows nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from cassandra import InvalidRequest
+
+from ringsync.cluster.cluster import PARTITIONER
+from ringsync.cluster.connection import ScyllaConnection
+from ringsync.cluster.schema import NodeTables
+from ringsync.ledger.staging import Bucket
+from ringsync.schema.table import Schema
+from ringsync.service.delays import Limits
+from ringsync.service.expected import ARCHIVE, CLOSE, Expected
+from ringsync.service.health import problems
+from ringsync.service.problem import Kind
+from ringsync.steps import sync_plan
+from ringsync.steps.close import down_nodes
+from ringsync.steps.close.closing import progress
+from ringsync.steps.close.down_nodes import DownNodes
+from ringsync.steps.sync_plan import SyncPlan, plan_of
+from ringsync.storage.local import LocalStore
+
+MINUTE_MS, HOUR_MS = 60_000, 3_600_000
+NEAR, FAR = "near", "far"
+CONFIG: Any = SimpleNamespace(sync=SimpleNamespace(datacenters=()), server_name="test")
+EXPECTED = Expected.of_commit_logs([NEAR, FAR], archives=True)
+
+
+class Answer(list[Any]):
+    """Rows as the driver gives them."""
+
+    response_future = SimpleNamespace(coordinator_host=None)
+
+    def one(self) -> Any:
+        return self[0]
+
+    def all(self) -> list[Any]:
+        return list(self)
+
+
+class World:
+    """A cluster of two datacenters with a node each, that is planned once in a minute by a session of its own, and its
+    far node's log is staged, and its ``cdc_raw`` emptied, while it lives.
+
+    :ivar shows: how the cluster shows its gossip
+    """
+
+    def __init__(self, store: LocalStore, shows: str) -> None:
+        self.store, self.shows, self.now_ms = store, shows, 1_000 * HOUR_MS
+        self.is_alive = self.far_works = True
+        self.beats = 7
+        self.plan = SyncPlan(Bucket(0, MINUTE_MS), (), {}, ())
+        self.statuses: dict[str, Any] = {}
+        self.close: dict[str, Any] | None = None
+        self.unread_since_ms: dict[str, int] = {}
+
+    def session(self) -> Any:
+        """A session that was opened just now."""
+        near = SimpleNamespace(is_up=True, address="10.0.0.1", broadcast_address="10.0.0.1", host_id=NEAR)
+        far = SimpleNamespace(is_up=None, address="10.9.0.1", broadcast_address="10.9.0.1", host_id=FAR)
+        for host in (near, far):
+            host.endpoint = SimpleNamespace(address=host.address, port=9042)
+        cluster = SimpleNamespace(
+            metadata=SimpleNamespace(all_hosts=lambda: [near, far]),
+            refresh_nodes=lambda: None,
+            connection_class=ScyllaConnection if self.shows == "status" else None,
+        )
+        return SimpleNamespace(get_pool_state=lambda: [near], cluster=cluster, execute=self.execute)
+
+    def execute(self, query: str, parameters: Any = None, host: Any = None) -> Answer:
+        def row(name: str, **more: Any) -> Any:
+            return SimpleNamespace(
+                host_id=name, data_center=name, rack="r", tokens=["1" if name == NEAR else "2"], **more
+            )
+
+        if "system.local" in query:
+            return Answer([row(NEAR, partitioner=PARTITIONER)])
+        if "system.peers" in query:
+            return Answer([row(FAR)])
+        if self.shows == "gossip" and "gossip_info" in query:
+            seconds = self.now_ms // 1000
+            return Answer(
+                [
+                    SimpleNamespace(address="10.0.0.1", host_id=NEAR, generation=9, heartbeat=seconds),
+                    SimpleNamespace(address="10.9.0.1", host_id=FAR, generation=9, heartbeat=self.beats),
+                ]
+            )
+        if self.shows == "status" and "cluster_status" in query:
+            up = {NEAR: True, FAR: self.is_alive}
+            return Answer([SimpleNamespace(peer="10.0.0.1", host_id=name, up=up) for name, up in up.items()])
+        raise InvalidRequest("there is no such table")
+
+    def pass_by(self, minutes: int) -> None:
+        for _ in range(minutes):
+            self.now_ms += MINUTE_MS
+            self.beats += 60 * self.is_alive
+            self.plan = plan_of(self.store, CONFIG, self.session(), Bucket(self.now_ms, MINUTE_MS))
+            assert SyncPlan.from_json(self.plan.to_json()) == self.plan
+            nodes = DownNodes(self.close, self.now_ms)
+            nodes.look(self.plan, None, self.now_ms)
+            self.close = {"at_ms": self.now_ms, "tables": {}, **nodes.status()}
+            for name in (NEAR, FAR):
+                if name == NEAR or (self.is_alive and self.far_works):
+                    raw = {"endpoint": name, "free_bytes": 9, "total_bytes": 10}
+                    self.statuses[f"{ARCHIVE}{name}"] = {"at_ms": self.now_ms, "nodes": {name: raw}}
+                    log = {"clear_at_ms": self.now_ms, "is_read": True}
+                    self.statuses[name] = {"at_ms": self.now_ms, "nodes": {name: log}}
+
+    def kinds(self) -> set[Kind]:
+        """What is told of nodes."""
+        statuses = {**self.statuses, CLOSE: self.close}
+        found = problems(statuses, {}, EXPECTED, False, self.now_ms / 1000, limits=Limits())  # type: ignore[arg-type]
+        return {problem.kind for problem in found} & {Kind.ARCHIVE_SILENT, Kind.NODE_PAST_HINTS}
+
+    def behind_ms(self) -> int:
+        """How far closing is behind."""
+        asked = self.plan.hosts, self.statuses, lambda host: host.id, self.now_ms, 5 * MINUTE_MS, self.unread_since_ms
+        found = progress(*asked)
+        self.unread_since_ms = dict(found.since_ms)
+        return self.now_ms - found.staged_until
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> World:
+    monkeypatch.setattr(sync_plan, "read_tables", lambda session: Schema(()))
+    monkeypatch.setattr(sync_plan, "read_node_tables", lambda node: NodeTables(frozenset(), frozenset(), {}))
+    monkeypatch.setattr(sync_plan, "ask_one", lambda session, read: read(session))
+    monkeypatch.setattr(down_nodes, "read_settings", lambda *_: {"max_hint_window": "5m"})
+    monkeypatch.setattr(down_nodes, "DEFAULT_HINT_WINDOW_MS", 5 * MINUTE_MS)
+    return World(LocalStore(tmp_path), request.param)
+
+
+@pytest.mark.parametrize("world", ["gossip", "status"], indirect=True)
+def test_a_dead_node_of_another_datacenter_is_down(world: World) -> None:
+    """It counted as up: a critical alarm for its archive and buckets that closed late, for as long as it was down."""
+    world.pass_by(3)
+    assert (world.behind_ms(), world.kinds()) == (0, set())
+    world.is_alive = False
+    world.pass_by(3)
+    assert (world.behind_ms(), world.kinds()) == (0, set())
+    world.pass_by(8)
+    assert (world.behind_ms(), world.kinds()) == (0, {Kind.NODE_PAST_HINTS})
+    world.is_alive = True
+    world.pass_by(1)
+    assert [host.up for host in world.plan.hosts] == [True, True]
+    assert not world.kinds()
+
+
+@pytest.mark.parametrize("world", ["gossip", "status", "nothing"], indirect=True)
+def test_a_worker_that_is_dead_while_its_node_lives_is_critical(world: World) -> None:
+    world.pass_by(3)
+    world.far_works = False
+    world.pass_by(8)
+    assert Kind.ARCHIVE_SILENT in world.kinds()
+    assert world.behind_ms() > 0
+
+
+@pytest.mark.parametrize("world", ["gossip"], indirect=True)
+def test_a_look_at_a_node_that_is_behind_makes_nobody_dead(world: World) -> None:
+    world.pass_by(3)
+    for _ in range(3):
+        beats, world.beats = world.beats, 3  # as a node tells that has just been started
+        world.pass_by(1)
+        assert all(host.up for host in world.plan.hosts)
+        world.beats = beats + 120
+        world.pass_by(1)
+        assert all(host.up for host in world.plan.hosts)
+
+
+@pytest.mark.parametrize("world", ["gossip"], indirect=True)
+def test_after_a_stop_a_node_is_as_gossip_tells(world: World) -> None:
+    world.pass_by(3)
+    world.now_ms += 50 * HOUR_MS
+    world.beats += 180_000
+    world.pass_by(1)
+    assert all(host.up for host in world.plan.hosts)
+    world.is_alive = False
+    world.pass_by(3)
+    world.now_ms += 50 * HOUR_MS
+    world.pass_by(1)
+    assert [host.up for host in world.plan.hosts] == [False, True]  # far, near
+
+
+@pytest.mark.parametrize("world", ["gossip"], indirect=True)
+def test_while_nobody_tells_of_gossip_a_node_counts_as_alive(world: World) -> None:
+    world.pass_by(3)
+    world.shows = "nothing"
+    world.pass_by(3)
+    assert all(host.up for host in world.plan.hosts)
