@@ -7,7 +7,6 @@ counts as if it were not there: its loop writes it again within seconds. :func:`
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,6 +36,9 @@ MOST_BEHIND_MS = 10_000
 
 LATELY_MS = 60_000
 """A status tells of its host's clock if it was written so long before the newest one at most, by the store's clock."""
+
+MOST = 2**63
+"""Numbers of a status are smaller than this."""
 
 _FOLDER = "status/"
 
@@ -205,7 +207,7 @@ def _check(value: Any, form: Form, where: str) -> None:
     :raises ValueError: a field is missing or of another type
     """
     if not isinstance(form, Mapping):
-        is_no_number = isinstance(value, float) and not math.isfinite(value)
+        is_no_number = isinstance(value, int | float) and not abs(value) < MOST  # NaN, too
         if not isinstance(value, form) or is_no_number or (isinstance(value, bool) and form is not bool):
             raise ValueError(f"{where} is {json.dumps(value)[:40]}")
         return

@@ -14,6 +14,7 @@ import pytest
 
 from ringsync.ledger.dropped_tables import mark_dropped
 from ringsync.ledger.gaps import Followed, Gap, Gaps, Judge, close_gap, note_gap, note_verified
+from ringsync.service.lost import look_for_lost
 from ringsync.storage.local import LocalStore
 
 ORDERS, ITEMS = "a" * 32, "b" * 32
@@ -128,10 +129,21 @@ def test_what_a_look_costs_does_not_grow_with_gaps_times_tables(store: LocalStor
     assert len(gaps.look()) == 19
 
 
-@pytest.mark.parametrize("field", [{"found_ms": "x"}, {"since_ms": "x"}, {"tables": []}, {"found_ms": 1e30}])
+@pytest.mark.parametrize(
+    "field", [{"found_ms": "x"}, {"since_ms": "x"}, {"tables": []}, {"found_ms": 1e30}, {"since_ms": 10**19}]
+)
 def test_a_gap_of_another_form_is_damaged_and_hides_no_other(store: LocalStore, field: dict[str, Any]) -> None:
     """One of them ended the whole look, and with it all alarms."""
     note_gap(store, gap(BOTH))
     other = gap(BOTH, segment=2)
     store.put(other.key, json.dumps({**asdict(other), **field}).encode())
     assert Gaps(store).look() == {gap(BOTH).key: gap(BOTH), other.key: None}
+
+
+@pytest.mark.parametrize("name", ["nonsense", 5, "a.b.c", None])
+def test_a_gap_of_a_table_whose_name_is_none_is_damaged(store: LocalStore, name: Any) -> None:
+    """Whether it has a replica could not be looked up: that ended the whole look."""
+    store.put(gap(BOTH).key, json.dumps({**asdict(gap(BOTH)), "tables": {"t": name}}).encode())
+    (lost,) = look_for_lost(store, {}, Gaps(store))
+    assert lost.gap is None
+    assert "cannot be read" in lost.problem(store).text

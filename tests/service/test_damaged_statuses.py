@@ -167,7 +167,7 @@ def test_any_field_may_be_missing_or_of_another_type(store: ObjectStore, loop: s
     others = {problem.text for problem in read_by_all(store).problems if problem.owner != loop}
     others = {text for text in others if "unreadable" not in text}
     for path in paths({"at_ms": AT_MS, **STATUSES[loop]}):
-        for value in (KeyError, None, [], {}, "x", 7, True, {"a": {"b": None}}):
+        for value in (KeyError, None, [], {}, "x", 7, True, {"a": {"b": None}}, [None], 10**15, 10**400):
             document = changed({"at_ms": AT_MS, **STATUSES[loop]}, path, value)
             store.say(f"status/{loop}.json", json.dumps(document).encode())
             seen = read_by_all(store)

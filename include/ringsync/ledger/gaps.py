@@ -20,6 +20,7 @@ from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
+from ringsync.cql.identifiers import parse_table_name
 from ringsync.ledger.database import CDC_LOGS
 from ringsync.ledger.dropped_tables import all_dropped
 from ringsync.storage.port import AlreadyExistsError, ChecksumError, ObjectStore, get_json, list_named
@@ -128,8 +129,9 @@ class Gaps:
                 if (document := get_json(self._store, key)) is None:
                     continue  # it was closed just now
                 gap = Gap(**{**document, "ranges": tuple(map(tuple, document["ranges"]))})
-                gap.describe(gap.tables.values())  # what cannot be told of is damaged, whatever fields it has
-            except (ChecksumError, ValueError, TypeError, KeyError, AttributeError, OverflowError):
+                # What cannot be told of, or judged, is damaged, whatever fields it has.
+                gap.describe([".".join(parse_table_name(name)) for name in gap.tables.values()])
+            except (ChecksumError, ValueError, TypeError, KeyError, AttributeError, OverflowError, OSError):
                 found[key] = None
             else:
                 found[key], self._known[key] = gap, (version, gap)

@@ -71,7 +71,7 @@ def problems(
     """
     lasting = expected.lasting_loops
     loops = [loop for loop in expected.loops if loop not in damaged or loop in (*lasting, *expected.emptying_loops)]
-    told = [problem for loop, status in statuses.items() for problem in _of_loop(loop, status, limits, now_s)]
+    told = [problem for loop, status in statuses.items() for problem in told_by(loop, status, limits, now_s)]
     told += starmap(_unreadable, damaged.items())
     if stopped:
         return [
@@ -93,8 +93,11 @@ def _unreadable(loop: str, reason: str) -> Problem:
     return Problem(Kind.STATUS_UNREADABLE, loop, text)
 
 
-def _of_loop(loop: str, status: Status, limits: Limits, now_s: float) -> list[Problem]:
-    """Return what the status of a loop tells."""
+def told_by(loop: str, status: Status, limits: Limits, now_s: float) -> list[Problem]:
+    """Return what the status of a loop tells.
+
+    :param limits: how late something may be
+    """
     found = [*_of_bootstrap(loop, status, now_s), *_of_proofs(status, now_s)]
     found += [*delays(loop, status, limits, now_s), *_told(loop, status)]
     return [replace(problem, owner=loop) for problem in found]

@@ -10,9 +10,10 @@ from ringsync.config import Config, ConfigError
 from ringsync.ledger.gaps import Gaps
 from ringsync.service.delays import Limits, counted
 from ringsync.service.expected import LOG_STAGE, Expected, expected_in, expected_of
-from ringsync.service.health import DagHealth, judges, problems
+from ringsync.service.health import DagHealth, judges, problems, told_by
 from ringsync.service.lost import look_for_lost
 from ringsync.service.problem import Kind, Problem
+from ringsync.service.show import status_lines
 from ringsync.status import STOP_KEY, Status, has_left, look_at_statuses
 from ringsync.storage.port import ChecksumError, ObjectStore
 
@@ -40,8 +41,10 @@ def look(config: Config, store: ObjectStore, now_s: float, gaps: Gaps | None = N
     :param gaps: the gaps, for who looks again and again: they are read once
     :raises UnavailableError: the object store cannot be used
     """
-    seen = look_at_statuses(store)
-    statuses = {**seen.understood, **counted(store)}
+    seen, limits = look_at_statuses(store), Limits.of(config)
+    untold = {loop: why for loop, status in seen.understood.items() if (why := _untold(loop, status, limits, now_s))}
+    told = {loop: status for loop, status in seen.understood.items() if loop not in untold}
+    damaged, statuses = {**seen.damaged, **untold}, {**told, **counted(store)}
     stopped = store.stat(STOP_KEY) is not None
     if has_left(store):
         left = Problem(
@@ -55,13 +58,23 @@ def look(config: Config, store: ObjectStore, now_s: float, gaps: Gaps | None = N
         database = [Problem(Kind.STATUS_UNREADABLE, "database", f"{error}: cdcservice start writes it anew")]
     dags, of_airflow = _dags(config, expected)
     asked = statuses, dags, expected, stopped, now_s
-    wrong = problems(*asked, limits=Limits.of(config), damaged=seen.damaged)
+    wrong = problems(*asked, limits=limits, damaged=damaged)
     clocks = [_of_clock(host, ahead_ms) for host, ahead_ms in seen.ahead_ms.items()]
     lost = look_for_lost(store, statuses, gaps or Gaps(store))
     missing = (one.problem(store) for one in lost if one.unverified is not None)
     over = tuple(one.key for one in lost if one.unverified is None)
     found = (*of_airflow, *database, *clocks, *missing, *wrong)
     return Look(statuses, dags, stopped, found, judges(*asked), over)
+
+
+def _untold(loop: str, status: Status, limits: Limits, now_s: float) -> str:
+    """Say why a status is damaged, whatever fields it has: it cannot be told of. Empty: it can."""
+    try:
+        told_by(loop, status, limits, now_s)
+        list(status_lines({loop: status}, {}, now_s))
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
 
 
 def _of_clock(host: str, ahead_ms: int) -> Problem:
