@@ -55,7 +55,8 @@ def planned(lake: Lake, monkeypatch: pytest.MonkeyPatch, nodes: tuple[Host, ...]
     lake.conf.write_text(yaml.safe_dump(document))
     monkeypatch.setattr(sync_plan, "read_hosts", lambda session: nodes)
     monkeypatch.setattr(sync_plan, "read_tables", lambda session: Schema(()))
-
+    monkeypatch.setattr(sync_plan, "one_node", lambda session: session)
+    monkeypatch.setattr(sync_plan, "heartbeats", lambda node, now_s: {})
     monkeypatch.setattr(sync_plan, "read_node_tables", lambda node: NodeTables(frozenset(), frozenset(), {}))
     monkeypatch.setattr(sync_plan, "ask_one", lambda session, read: read(session))
     plan = make_plan(lake.store, load_config(lake.conf), None, Bucket(0, 60_000))
