@@ -13,6 +13,7 @@ The stage only notes gaps. Whoever tells of them judges all of them in one look:
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -197,6 +198,20 @@ class Judge:
         if name not in self._there:
             self._there[name] = self._look_up(name)
         return self._there[name]
+
+
+def close_copied(store: ObjectStore, table_id: str, begun_ms: Callable[[], int]) -> None:
+    """Forget the times in which a table was not followed, now that all of it was copied. A gap stays that was found
+    after the copy began, which may lack what was written until then; and one that is damaged.
+
+    :param begun_ms: function that finds out when the copy began, ms since the epoch; 0: nobody knows
+    """
+    stats = list_named(store, f"{_GAPS}{NOT_FOLLOWED}/", rf"{re.escape(table_id)}-\d+\.json")
+    began_ms = begun_ms() if stats else 0
+    for stat in stats:
+        with suppress(ChecksumError, ValueError, TypeError, KeyError):
+            if (document := get_json(store, stat.key)) is not None and document["found_ms"] <= began_ms:
+                close_gap(store, stat.key)
 
 
 def close_gap(store: ObjectStore, key: str) -> None:

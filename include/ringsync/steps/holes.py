@@ -51,12 +51,28 @@ def note_holes(
         table_id, name, has_cdc = table.table_id, table.full_name, table.table_id in told.with_cdc
         if has_cdc and config.sync.follows(name):
             if table_id in known and may_be_back:
-                note_gap(store, _gap(table_id, name, known[table_id], config))
-                begun.begins_again(table_id, told.altered_ms.get(table_id, 0))
-                forget_left(store, table_id)
+                note_back(store, config, table, told, begun, known[table_id])
         elif table_id in begun and table_id not in known:
             until_ms = _captured_until_ms(store, before_ms) if until_ms is None else until_ms
             note_left(store, table_id, LeftTable(until_ms, has_cdc))
+
+
+def note_back(
+    store: ObjectStore,
+    config: Config,
+    table: TableSchema | UnreadableTable,
+    told: NodeTables,
+    begun: CdcBegun,
+    left: LeftTable | None,
+) -> None:
+    """Note the gap of a table that is back.
+
+    :param told: what a node says of it
+    :param left: when it has left; None: nobody knows
+    """
+    note_gap(store, _gap(table.table_id, table.full_name, left, config))
+    begun.begins_again(table.table_id, told.altered_ms.get(table.table_id, 0))
+    forget_left(store, table.table_id)
 
 
 def note_holes_of(store: ObjectStore, config: Config, node: Node) -> None:

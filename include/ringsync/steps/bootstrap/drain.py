@@ -20,6 +20,7 @@ from ringsync.state.bootstrap import SCANNING, BootstrapState
 from ringsync.state.session import StateError
 from ringsync.status import BOOTSTRAPS, STALE_AFTER_S, age_s, forget, read_status
 from ringsync.steps.application import Application, ExitCode, Report, StepError
+from ringsync.steps.bootstrap.copied_gap import close_behind_copy
 from ringsync.steps.bootstrap.old_snapshots import clear_finished
 from ringsync.steps.bootstrap.plan import SSTABLE, BootstrapPlan, completed_since, plans_to_follow
 from ringsync.steps.bootstrap.prepare import check_not_cancelled
@@ -67,6 +68,7 @@ def drain_table(
     if latest.state == SCANNING:
         raise StepError(f"not everything of {plan.scan.table.full_name} is copied: run bootstrap_scan first")
     report: Report = {"bootstrap": plan.bootstrap.id, **cut_over(store, config, plan)}
+    close_behind_copy(store, plan)
     report["kafka_messages"] = kafka.feed(plan)
     state.complete(plan.bootstrap)
     forget(store, f"{BOOTSTRAPS}{plan.scan.table.table_id}")

@@ -41,6 +41,7 @@ from ringsync.sources.scan.scan import scan_query, scan_session
 from ringsync.state import bootstrap as states
 from ringsync.status import BOOTSTRAPS, forget
 from ringsync.steps.application import Application, ExitCode, Report, StepError
+from ringsync.steps.bootstrap.copied_gap import note_before_copy, said_before_cdc
 from ringsync.steps.bootstrap.emptied import captures_changes, why_not_emptied
 from ringsync.steps.bootstrap.enable_cdc import enable_cdc
 from ringsync.steps.bootstrap.enable_scylla_cdc import enable_scylla_cdc
@@ -168,7 +169,8 @@ def prepare_table(preparation: Preparation, name: TableName) -> tuple[Report, Ex
     size, before = expected_bytes(session, scan, forecast), " and tables before it" if preparation.tables > 1 else ""
     with preparation.space.kept(lake_bytes(size)) as needed:
         check_space(store, f"{scan.table.full_name}{before}", needed, "set store.url to another place")
-        return plan_table(preparation, name, scan, forecast, size)
+        with said_before_cdc(store, scan.table, application.run, wanted=not options.dry_run and options.enable_cdc):
+            return plan_table(preparation, name, scan, forecast, size)
 
 
 def expected_bytes(session: Any, scan: ScanPlan, forecast: Forecast | Unknown) -> int:
@@ -220,6 +222,7 @@ def plan_table(
         note_log_begins(store, scan.table.table_id, preparation.log_from_ms)
     if options.enable_cdc:
         report["cdc"] = preparation.cdc.do(scan.table)
+        note_before_copy(store, config, session, scan.table)
     plan = find_plan(store, application.run, plan_of)
     if plan is None:
         bootstrap = continued or begin(application, state, scan, specification, latest)

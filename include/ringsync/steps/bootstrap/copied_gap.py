@@ -1,0 +1,67 @@
+"""The gap of a table that had no cdc for a while, and is bootstrapped anew: nobody has to repair what is all copied.
+
+The gap is noted before the copy begins, and is over when the copy is published. In between the status of the bootstrap
+keeps it from being an alarm. If the bootstrap is cancelled, the gap is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ringsync.cluster.node import one_node
+from ringsync.cluster.schema import read_node_tables
+from ringsync.config import Config
+from ringsync.ledger.gaps import close_copied
+from ringsync.ledger.left_tables import left_tables
+from ringsync.ledger.passes import marks_of_latest, pass_numbers
+from ringsync.ledger.table_versions import CdcBegun
+from ringsync.ring.tokens import fraction
+from ringsync.schema.table import TableSchema
+from ringsync.status import BOOTSTRAPS, forget, read_status
+from ringsync.steps.bootstrap.plan import BootstrapPlan
+from ringsync.steps.holes import note_back
+from ringsync.steps.loop import put_status
+from ringsync.storage.port import ObjectStore
+
+
+@contextmanager
+def said_before_cdc(store: ObjectStore, table: TableSchema, run: str, *, wanted: bool) -> Iterator[None]:
+    """Say that a bootstrap is being prepared before a table gets cdc again, and no more if that fails. Others look at
+    the table as soon as it has cdc, and note its gap.
+
+    :param wanted: whether it gets cdc
+    """
+    key = f"{BOOTSTRAPS}{table.table_id}"
+    if not wanted or table.table_id not in left_tables(store) or store.stat(f"status/{key}.json") is not None:
+        yield
+        return
+    status = {"table": table.full_name, "table_id": table.table_id, "bootstrap": "", "run": run}
+    put_status(store, BOOTSTRAPS.rstrip("/"), table.table_id, {**status, "step": "prepare", "fraction": 0.0})
+    try:
+        yield
+    except BaseException:
+        if (read_status(store, key) or {}).get("bootstrap") == "":
+            forget(store, key)
+        raise
+
+
+def note_before_copy(store: ObjectStore, config: Config, session: Any, table: TableSchema) -> None:
+    """Note the gap of a table that all nodes know to have cdc again."""
+    if table.table_id in (left := left_tables(store)):
+        told = read_node_tables(one_node(session))
+        note_back(store, config, table, told, CdcBegun(store), left[table.table_id])
+
+
+def close_behind_copy(store: ObjectStore, plan: BootstrapPlan) -> None:
+    """Close what was missing before the copy of a whole table began. What the copy missed, verification finds."""
+    table, selection = plan.scan.table, plan.scan.selection
+
+    def begun_ms() -> int:
+        marks = marks_of_latest(store, table.table_id, pass_numbers(store, table.table_id))
+        begun = [mark for mark in marks if (mark.kind, mark.bootstrap) == ("begin", plan.bootstrap.id)]
+        return begun[0].created_at_ms if begun else 0
+
+    if not (table.is_selection or selection.where) and fraction(selection.ranges) == 1:
+        close_copied(store, table.table_id, begun_ms)

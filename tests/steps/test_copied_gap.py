@@ -1,0 +1,131 @@
+"""The gap of a table that is bootstrapped anew: no alarm from the ALTER on, and over when the copy is published."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ringsync.ledger.gaps import Gaps
+from ringsync.ledger.left_tables import LeftTable, forget_left, note_left
+from ringsync.ledger.passes import mark
+from ringsync.ring.tokens import TokenRange
+from ringsync.sources.scan.plan import Selection
+from ringsync.state.bootstrap import PUBLISHING
+from ringsync.status import BOOTSTRAPS, read_statuses
+from ringsync.steps.bootstrap import copied_gap, drain, prepare
+from ringsync.steps.bootstrap.copied_gap import note_before_copy, said_before_cdc
+from tests.steps.test_close import TABLE
+from tests.steps.test_holes import World, come_back, lose_cdc, world  # noqa: F401
+
+KEY = f"{BOOTSTRAPS}{TABLE.table_id}"
+CONFIG: Any = SimpleNamespace(sync=SimpleNamespace(run_s=600.0))
+
+
+@pytest.fixture
+def away(world: World, monkeypatch: pytest.MonkeyPatch) -> World:  # noqa: F811
+    """A table has no cdc for a while."""
+    told = lambda _: SimpleNamespace(altered_ms={TABLE.table_id: world.altered_ms})  # noqa: E731
+    monkeypatch.setattr(copied_gap, "read_node_tables", told)
+    monkeypatch.setattr(copied_gap, "one_node", lambda session: session)
+    world.plan(2)
+    lose_cdc(world)
+    world.plan(5)
+    return world
+
+
+def plan_of(selection: Selection = Selection()) -> Any:  # noqa: B008 (it is frozen)
+    return SimpleNamespace(
+        bootstrap=SimpleNamespace(id="b1", keyspace=TABLE.keyspace, table=TABLE.name),
+        run="r1",
+        scan=SimpleNamespace(table=TABLE, selection=selection),
+    )
+
+
+def drained(world: World, monkeypatch: pytest.MonkeyPatch, **part: Any) -> None:  # noqa: F811
+    """The last step of the copy, but for its cut-over."""
+    monkeypatch.setattr(drain, "cut_over", lambda *_: {})
+    latest = SimpleNamespace(state=PUBLISHING)
+    monkeypatch.setattr(drain, "check_not_cancelled", lambda *_: latest)
+    state: Any = SimpleNamespace(find=lambda *_: latest, complete=lambda _: None)
+    application: Any = SimpleNamespace(config=None, store=world.store)
+    kafka: Any = SimpleNamespace(feed=lambda _: None)
+    drain.drain_table(application, state, plan_of(Selection(**part)), kafka)
+
+
+def begins(world: World) -> None:  # noqa: F811
+    world.now_ms += 6000
+    mark(world.store, TABLE.table_id, "begin", "b1", world.now_ms)
+    prepare.say(world.store, plan_of(), "prepare")
+
+
+def raised(world: World) -> int:  # noqa: F811
+    return len(world.gaps(**read_statuses(world.store)))
+
+
+def test_a_table_that_is_copied_anew_has_no_gap_at_any_moment(away: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was critical between ALTER and plan, and from the end of the copy until it was verified, or for ever."""
+    with said_before_cdc(away.store, TABLE, "r1", wanted=True):
+        come_back(away)
+        away.plan()  # another process looks
+        assert (raised(away), len(Gaps(away.store).look())) == (0, 1)
+        note_before_copy(away.store, CONFIG, None, TABLE)
+        begins(away)
+    away.plan(3)
+    assert raised(away) == 0
+    drained(away, monkeypatch)
+    assert KEY not in read_statuses(away.store)
+    away.plan(3)
+    assert (raised(away), Gaps(away.store).look()) == (0, {})
+
+
+def test_prepare_itself_notes_the_gap_before_it_begins(away: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever notes it later does not know that the copy began after it."""
+    with said_before_cdc(away.store, TABLE, "r1", wanted=True):
+        come_back(away)
+        note_before_copy(away.store, CONFIG, None, TABLE)
+        begins(away)
+    away.plan()
+    assert len(Gaps(away.store).look()) == 1
+    drained(away, monkeypatch)
+    away.plan(3)
+    assert Gaps(away.store).look() == {}
+
+
+@pytest.mark.parametrize("why", ["lost again meanwhile", "a part", "a condition", "configuration", "marks are gone"])
+def test_what_the_copy_may_lack_stays_a_gap(away: World, monkeypatch: pytest.MonkeyPatch, why: str) -> None:
+    if why == "configuration":
+        forget_left(away.store, TABLE.table_id)
+        note_left(away.store, TABLE.table_id, LeftTable(away.now_ms, has_cdc=True))
+    come_back(away)
+    note_before_copy(away.store, CONFIG, None, TABLE)
+    if why != "marks are gone":
+        begins(away)
+    if why == "lost again meanwhile":
+        away.plan()
+        lose_cdc(away)
+        away.plan(2)
+        come_back(away)
+        away.plan()
+        assert len(Gaps(away.store).look()) == 2
+    parts: dict[str, Any] = {"a part": {"token_range": TokenRange(0, 5)}, "a condition": {"where": "id = 1"}}
+    drained(away, monkeypatch, **parts.get(why, {}))
+    assert raised(away) == 1
+
+
+def test_a_preparation_that_fails_hides_no_gap(away: World) -> None:
+    with suppress(ValueError), said_before_cdc(away.store, TABLE, "r1", wanted=True):
+        come_back(away)
+        away.plan()
+        raise ValueError
+    assert (raised(away), KEY in read_statuses(away.store)) == (1, False)
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_the_status_of_an_unfinished_bootstrap_stays(away: World, wanted: bool) -> None:
+    prepare.say(away.store, plan_of(), "scan", 0.5)
+    with pytest.raises(ValueError), said_before_cdc(away.store, TABLE, "r2", wanted=wanted):
+        raise ValueError
+    assert read_statuses(away.store)[KEY]["bootstrap"] == "b1"
