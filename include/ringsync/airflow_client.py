@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import quote
 
@@ -13,6 +15,9 @@ import requests
 TIMEOUT_S = 30.0
 RETRY_DELAYS_S = (0.5, 1.0, 2.0, 4.0)
 """Seconds before each repetition of a request that Airflow failed to answer: its database may be busy (SQLite)."""
+
+PAGE = 1000
+"""Rows of a listing that are asked for at once. Airflow may give fewer (``[api] maximum_page_limit``)."""
 
 
 class AirflowError(Exception):
@@ -60,6 +65,19 @@ class RunState:
     def current(self) -> TaskState | None:
         """The task that runs or is about to, if any."""
         return next((task for task in self.tasks if task.state in ("running", "up_for_retry", "queued")), None)
+
+
+@dataclass(frozen=True)
+class DagHealth:
+    """How a DAG stands.
+
+    :ivar run: the run that began last; None: it never ran
+    :ivar ended: the last one that has ended: a loop that fails for good is begun again at once
+    """
+
+    paused: bool
+    run: RunState | None
+    ended: RunState | None
 
 
 @dataclass(frozen=True)
@@ -120,15 +138,8 @@ class AirflowClient:
         return self._with_tasks(dag, self._request("GET", f"dags/{quote(dag)}/dagRuns/{quote(run)}"))
 
     def _with_tasks(self, dag: str, details: Mapping[str, Any]) -> RunState:
-        run = details["dag_run_id"]
-        path = f"dags/{quote(dag)}/dagRuns/{quote(run)}"
-        tasks = self._request("GET", f"{path}/taskInstances")["task_instances"]
-        tasks.sort(key=lambda task: (task["start_date"] is None, task["start_date"] or "", task["task_id"]))
-        states = [
-            TaskState(task["task_id"], task["state"] or "waiting", task["try_number"], task["duration"])
-            for task in tasks
-        ]
-        return RunState(dag, run, details["state"], tuple(states))
+        path = f"dags/{quote(dag)}/dagRuns/{quote(details['dag_run_id'])}"
+        return _run_state(details, self._request("GET", f"{path}/taskInstances")["task_instances"])
 
     def failure(self, dag: str, run: str, task: TaskState) -> TaskFailure:
         """Find in the log why a task's newest try failed."""
@@ -167,6 +178,72 @@ class AirflowClient:
         runs = self._request("GET", f"dags/{quote(dag)}/dagRuns?limit=1&order_by=-run_after{states}")["dag_runs"]
         return self._with_tasks(dag, runs[0]) if runs else None
 
+    def health(self, dags: Sequence[str], since: datetime, *, all_tasks: bool) -> dict[str, DagHealth | str]:
+        """Ask how DAGs stand, of all at once: a sync has one for each queue. Those of which no run has both begun and
+        ended since a moment are asked one by one.
+
+        :param since: that moment; all runs that began since are listed
+        :param all_tasks: False: of runs that go well tasks are left out, of others those that have not failed
+        :returns: by DAG; a text: why nothing is known of it
+        """
+        known = {dag["dag_id"]: dag for dag in self._listed("GET", "dags?tags=ringsync&order_by=dag_id", "dags")}
+        asked = {"dag_ids": [*dags], "run_after_gte": since.isoformat(), "order_by": "-run_after"}
+        newest: dict[str, Mapping[str, Any]] = {}
+        ended: dict[str, Mapping[str, Any]] = {}
+        for run in self._listed("POST", "dags/~/dagRuns/list", "dag_runs", asked):
+            newest.setdefault(run["dag_id"], run)
+            if run["state"] in ("success", "failed"):
+                ended.setdefault(run["dag_id"], run)
+        shown = [run for dag in ended for run in (newest[dag], ended[dag]) if all_tasks or run["state"] != "success"]
+        tasks = self._tasks_of(shown, all_tasks)
+        found: dict[str, DagHealth | str] = {}
+        for dag in dags:
+            try:
+                is_sound = dag in known and not known[dag]["has_import_errors"]
+                paused = bool(known[dag]["is_paused"]) if is_sound else self.is_paused(dag)
+                if dag in ended:
+                    runs = (_run_state(run, tasks.get(_key(run), ())) for run in (newest[dag], ended[dag]))
+                    found[dag] = DagHealth(paused, *runs)
+                else:
+                    run = self.newest_run(dag)
+                    found[dag] = DagHealth(
+                        paused, run, run if run is None or run.finished else self.newest_run(dag, ended=True)
+                    )
+            except AirflowUnreachableError:
+                raise
+            except (AirflowError, ValueError, KeyError, TypeError) as error:
+                found[dag] = str(error)
+        return found
+
+    def _tasks_of(
+        self, runs: Sequence[Mapping[str, Any]], all_tasks: bool
+    ) -> dict[tuple[str, str], list[Mapping[str, Any]]]:
+        """Return tasks by DAG and run."""
+        found: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+        asked = {name: sorted({run[name] for run in runs}) for name in ("dag_id", "dag_run_id")}
+        states = {} if all_tasks else {"state": ["failed"]}
+        body = {"dag_ids": asked["dag_id"], "dag_run_ids": asked["dag_run_id"], "order_by": "id", **states}
+        path = "dags/~/dagRuns/~/taskInstances/list"
+        for task in self._listed("POST", path, "task_instances", body) if runs else ():
+            found.setdefault(_key(task), []).append(task)
+        return found
+
+    def _listed(self, method: str, path: str, name: str, body: Mapping[str, Any] = MappingProxyType({})) -> list[Any]:
+        """Read a listing, page by page.
+
+        :param method: GET: the page is named in the path; POST: in the body
+        :param name: field of the answer that has the rows
+        """
+        rows: list[Any] = []
+        while True:
+            if method == "GET":
+                page = self._request(method, f"{path}&limit={PAGE}&offset={len(rows)}")
+            else:
+                page = self._request(method, path, {**body, "page_limit": PAGE, "page_offset": len(rows)})
+            rows += page[name]
+            if not page[name] or len(rows) >= page["total_entries"]:
+                return rows
+
     def end_unfinished(self, dag: str) -> list[str]:
         """End the runs of a DAG that have not ended, e.g. after Airflow was killed.
 
@@ -197,7 +274,7 @@ class AirflowClient:
         if response.status_code == 401:  # the token lasts a day, a bootstrap may last longer
             self._log_in()
             response = self._send(method, f"{self.url}/api/v2/{path}", body)
-        delays = iter(RETRY_DELAYS_S if method != "POST" else ())
+        delays = iter(RETRY_DELAYS_S if method != "POST" or path.endswith("/list") else ())
         while response.status_code >= 500 and (delay := next(delays, None)) is not None:
             time.sleep(delay)
             response = self._send(method, f"{self.url}/api/v2/{path}", body)
@@ -255,6 +332,18 @@ def find_failure(log: Sequence[Mapping[str, Any] | str], lines: int = 20) -> Tas
     text = [str(entry.get("event", "")) for entry in entries]
     shown = [line for line in text if not line.startswith(("::group::", "::endgroup::"))]
     return TaskFailure("the end of its log:\n  " + "\n  ".join(shown[-lines:]), final=False)
+
+
+def _key(row: Mapping[str, Any]) -> tuple[str, str]:
+    return row["dag_id"], row["dag_run_id"]
+
+
+def _run_state(run: Mapping[str, Any], tasks: Iterable[Mapping[str, Any]]) -> RunState:
+    ordered = sorted(tasks, key=lambda task: (task["start_date"] is None, task["start_date"] or "", task["task_id"]))
+    states = [
+        TaskState(task["task_id"], task["state"] or "waiting", task["try_number"], task["duration"]) for task in ordered
+    ]
+    return RunState(run["dag_id"], run["dag_run_id"], run["state"], tuple(states))
 
 
 class _ConflictError(AirflowError):

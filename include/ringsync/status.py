@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,6 +41,9 @@ LATELY_MS = 60_000
 MOST = 2**63
 """Numbers of a status are smaller than this."""
 
+READERS = 16
+"""Threads that read statuses."""
+
 _FOLDER = "status/"
 
 Status = Mapping[str, Any]
@@ -65,16 +69,26 @@ def look_at_statuses(store: ObjectStore) -> Statuses:
     """Read all statuses, each on its own."""
     seen = Statuses()
     clocks: list[tuple[str, int, int]] = []  # host, when a status was written, and by what its clock was ahead then
-    for stat in list_named(store, _FOLDER, r"[^/ ]+/[^/ ]+\.json"):
-        loop = stat.key.removeprefix(_FOLDER).removesuffix(".json")
+
+    def read(stat: Stat) -> tuple[Status, int] | str:
+        """Read a status, and by what its clock is ahead, ms; a text: why it cannot be read, empty if it was removed."""
         try:
-            status = _parsed(loop, store.get(stat.key))
+            status = _parsed(_loop(stat), store.get(stat.key))
+            return status, _ahead_ms(store, stat, status)
         except NotFoundError:
-            continue  # it was removed meanwhile
+            return ""
         except (ChecksumError, ValueError) as error:
-            seen.damaged[loop] = str(error)
+            return str(error) or type(error).__name__
+
+    stats = list_named(store, _FOLDER, r"[^/ ]+/[^/ ]+\.json")
+    with ThreadPoolExecutor(READERS, thread_name_prefix="statuses") as readers:  # there is one for each queue
+        answers = list(readers.map(read, stats))
+    for stat, answer in zip(stats, answers, strict=True):
+        loop = _loop(stat)
+        if isinstance(answer, str):
+            seen.damaged.update({loop: answer} if answer else {})
             continue
-        ahead_ms = _ahead_ms(store, stat, status)
+        status, ahead_ms = answer
         seen.understood[loop] = _not_ahead(status, ahead_ms)
         if host := status.get("host"):
             clocks.append((host, stat.written_ms, ahead_ms))
@@ -83,6 +97,10 @@ def look_at_statuses(store: ObjectStore) -> Statuses:
         if written_ms > newest_ms - LATELY_MS and abs(ahead_ms) > abs(seen.ahead_ms.get(host, 0)):
             seen.ahead_ms[host] = ahead_ms
     return seen
+
+
+def _loop(stat: Stat) -> str:
+    return stat.key.removeprefix(_FOLDER).removesuffix(".json")
 
 
 def _ahead_ms(store: ObjectStore, listed: Stat, status: Status) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ringsync.airflow_client import RunState, TaskState
+from ringsync.airflow_client import DagHealth, RunState, TaskState
 from ringsync.config import load_config
 from ringsync.ledger.alarms import raised_now
 from ringsync.service.alarms import watch
@@ -27,10 +27,10 @@ class FailingLoop:
     def __init__(self, clock: Sequence[float]) -> None:
         self._clock, self._began = clock, clock[0]
 
-    def is_paused(self, dag: str) -> bool:
-        return False
+    def health(self, dags: Sequence[str], since: Any, *, all_tasks: bool) -> dict[str, DagHealth]:
+        return {dag: DagHealth(False, self._run(dag), self._run(dag, ended=True)) for dag in dags}
 
-    def newest_run(self, dag: str, *, ended: bool = False) -> RunState | None:
+    def _run(self, dag: str, *, ended: bool = False) -> RunState | None:
         number, since_s = divmod(self._clock[0] - self._began, self.RUN_S)
         if dag != "commitlog_sync" or (ended and not number):
             return None

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ringsync.airflow_client import DagHealth
 from ringsync.config import Config
 from ringsync.metrics import exposition
 from ringsync.ring.ring import Host
@@ -106,11 +107,10 @@ class Memory:
 
 
 class Airflow:
-    def is_paused(self, dag: str) -> bool:
-        return False
+    """Airflow in which all DAGs are on, and none has run."""
 
-    def newest_run(self, dag: str) -> None:
-        return None
+    def health(self, dags: Sequence[str], since: Any, *, all_tasks: bool) -> dict[str, DagHealth]:
+        return dict.fromkeys(dags, DagHealth(False, None, None))
 
 
 def paths(document: dict[str, Any], at: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:

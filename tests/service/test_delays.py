@@ -131,11 +131,11 @@ def test_who_looks_counts_what_is_archived(store: LocalStore, tmp_path: Path) ->
     assert "ringsync_archive_oldest_timestamp_seconds" in text
 
 
-def archive(at_ms: int, down: Any = ()) -> dict[str, Any]:
+def archive(at_ms: int, down: Any = (), close_ms: int = BEGIN_MS + 45_000) -> dict[str, Any]:
     return {
         f"{ARCHIVE}default": {"at_ms": BEGIN_MS + 10**9, "nodes": {}},
         f"{ARCHIVE}host-a": {"at_ms": at_ms, "nodes": {"n1": {"endpoint": "a"}, "n2": {"endpoint": "b"}}},
-        CLOSE: {"at_ms": 0, "down": {host: {"endpoint": host, "since_ms": 0} for host in down}},
+        CLOSE: {"at_ms": close_ms, "down": {host: {"endpoint": host, "since_ms": 0} for host in down}},
     }
 
 
@@ -149,6 +149,15 @@ def test_an_archive_that_is_silent_while_a_node_lives_is_critical(down: tuple[st
     assert all(problem.is_critical and problem.where == f"{ARCHIVE}host-a" for problem in critical)
     stopped = told(archive(BEGIN_MS, down), now_s, Kind.ARCHIVE_SILENT, stopped=True)
     assert stopped == critical, "stop leaves it on"
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_who_was_down_before_a_stop_excuses_no_dead_archive(stopped: bool) -> None:
+    """Its node came back, its worker did not: only loop-silent said so, for as long as the sync was stopped."""
+    statuses = archive(BEGIN_MS - 2 * DAY_S * 1000, ("n1", "n2"), BEGIN_MS - 2 * DAY_S * 1000)
+    (problem,) = told(statuses, BEGIN_MS / 1000, Kind.ARCHIVE_SILENT, stopped=stopped)
+    assert problem.where == f"{ARCHIVE}host-a"
+    assert problem.is_critical
 
 
 def test_an_archive_that_was_never_heard_is_critical_too() -> None:
@@ -177,7 +186,10 @@ def test_an_archive_that_is_slow_is_not_silent_and_one_that_hangs_is() -> None:
     slow = [problem for kind in kinds for problem in told(busy(250), BEGIN_MS / 1000, kind)]
     assert [problem for problem in slow if problem.where == f"{ARCHIVE}host-a"] == []
     (stuck,) = told(busy(310), BEGIN_MS / 1000, Kind.ARCHIVE_SILENT)
-    assert stuck.text == f"{ARCHIVE}host-a: nothing has moved for 310 s, and its nodes write: cdc_raw may fill"
+    assert (
+        stuck.text
+        == f"{ARCHIVE}host-a: nothing has moved for 310 s, and nobody says that its nodes are down: cdc_raw may fill"
+    )
 
 
 def test_the_reprocessing_does_not_wait_behind_bootstraps(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from ringsync.airflow_client import RunState, TaskState
+from ringsync.airflow_client import DagHealth, RunState, TaskState
 from ringsync.cluster.cluster import duration_ms
 from ringsync.config import Config
 from ringsync.service.checks import Node, judge_nodes
 from ringsync.service.command import wait_until_idle
 from ringsync.service.delays import Limits
 from ringsync.service.expected import Expected
-from ringsync.service.health import HOMELESS_MS, DagHealth, judges, problems
+from ringsync.service.health import HOMELESS_MS, judges, problems
 from ringsync.service.problem import Kind
 from ringsync.service.show import status_lines
 from ringsync.service.table_checks import CheckError, tell_tables

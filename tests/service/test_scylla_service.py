@@ -13,6 +13,7 @@ import yaml
 from rich.console import Console
 
 import ringsync.service.command as command
+from ringsync.airflow_client import DagHealth
 from ringsync.changes.identity import TableVersion
 from ringsync.cli import main
 from ringsync.config import Config, load_config
@@ -27,7 +28,7 @@ from ringsync.schema.table import Column, TableSchema
 from ringsync.scylla.progress import Position, Waiting
 from ringsync.service.delays import Limits
 from ringsync.service.expected import Expected, expected_in
-from ringsync.service.health import DagHealth, judges, problems
+from ringsync.service.health import judges, problems
 from ringsync.service.look import look
 from ringsync.service.problem import Kind, Problem
 from ringsync.service.published import Seen, logs_left, wait_until_published

@@ -14,6 +14,7 @@ from ringsync.service.look import look
 from ringsync.service.problem import Kind
 from ringsync.state.processor_error import ErrorTable
 from ringsync.storage.local import LocalStore
+from tests.service.test_damaged_statuses import Airflow
 
 CONFIG = Config.model_validate(
     {"server_name": "s", "cassandra": {"contact_points": ["a"]}, "store": {"url": "lake"}, "kafka": None}
@@ -52,13 +53,6 @@ def test_a_damaged_progress_is_none_yet(tmp_path: Path, data: bytes) -> None:
 def test_a_damaged_note_of_the_database_hides_no_status(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: bytes
 ) -> None:
-    class Airflow:
-        def is_paused(self, dag: str) -> bool:
-            return False
-
-        def newest_run(self, dag: str) -> None:
-            return None
-
     monkeypatch.setattr(look_module, "client_of", lambda _: Airflow())
     store = LocalStore(tmp_path)
     damage(store, tmp_path, "state/database.json", data)

@@ -6,12 +6,12 @@ docs/runbook.md has a section for each kind of problem.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import starmap
 from types import MappingProxyType
 
-from ringsync.airflow_client import RunState
+from ringsync.airflow_client import DagHealth
 from ringsync.ledger.database import CDC_LOGS
 from ringsync.progress import duration
 from ringsync.service.delays import ARCHIVE_WAITS, Limits, delays
@@ -34,19 +34,6 @@ ABANDONED_AFTER_S = 300.0
 
 ARCHIVE_STUCK_S = 300.0
 """So long an archive may upload some segments, s: an object store that is slow takes 128 MB at 0.5 MB/s."""
-
-
-@dataclass(frozen=True)
-class DagHealth:
-    """A DAG of the sync.
-
-    :ivar run: the one that began last; None: it never ran
-    :ivar ended: the last one that has ended: a loop that fails for good is begun again at once
-    """
-
-    paused: bool
-    run: RunState | None
-    ended: RunState | None
 
 
 def problems(
@@ -146,17 +133,18 @@ def _silent(
             told = f"nothing has moved for {age:.0f} s"
         else:
             continue
-        if loop in expected.emptying_loops and _has_live_node(loop, statuses):
-            text = f"{loop}: {told}, and its nodes write: cdc_raw may fill"
+        if loop in expected.emptying_loops and _has_live_node(loop, statuses, now_s):
+            text = f"{loop}: {told}, and nobody says that its nodes are down: cdc_raw may fill"
             yield Problem(Kind.ARCHIVE_SILENT, loop, text)
         else:
             yield Problem(Kind.LOOP_SILENT, loop, f"{loop}: {told}")
 
 
-def _has_live_node(loop: str, statuses: Mapping[str, Status]) -> bool:
-    """Tell whether a node may be alive whose archive a loop is."""
-    nodes = statuses.get(loop, {}).get("nodes", {})
-    return not nodes or any(host not in statuses.get(CLOSE, {}).get("down", {}) for host in nodes)
+def _has_live_node(loop: str, statuses: Mapping[str, Status], now_s: float) -> bool:
+    """Tell whether a node may be alive whose archive a loop is. Who was down before a stop may be up since."""
+    close, nodes = statuses.get(CLOSE, {"at_ms": 0}), statuses.get(loop, {}).get("nodes", {})
+    down = close.get("down", {}) if age_s(close, now_s) <= STALE_AFTER_S else {}
+    return not nodes or not nodes.keys() <= down.keys()
 
 
 def _of_dag(dag: str, health: DagHealth) -> Iterator[Problem]:

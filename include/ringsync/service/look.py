@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
-from ringsync.airflow_client import AirflowClient, AirflowError, AirflowUnreachableError
+from ringsync.airflow_client import AirflowClient, AirflowError, DagHealth
 from ringsync.config import Config, ConfigError
 from ringsync.ledger.gaps import Gaps
 from ringsync.service.delays import Limits, counted
 from ringsync.service.expected import LOG_STAGE, Expected, expected_in, expected_of
-from ringsync.service.health import DagHealth, judges, problems, told_by
+from ringsync.service.health import judges, problems, told_by
 from ringsync.service.lost import look_for_lost
 from ringsync.service.problem import Kind, Problem
 from ringsync.service.show import status_lines
 from ringsync.status import STOP_KEY, Status, has_left, look_at_statuses
 from ringsync.storage.port import ChecksumError, ObjectStore
+
+SPARE_S = 300.0
+"""So much later than planned a run may begin or end, s."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,7 @@ def look(config: Config, store: ObjectStore, now_s: float, gaps: Gaps | None = N
     """Look at all loops and DAGs. What cannot be read of one of them is one of the problems.
 
     :param now_s: present time, seconds since the epoch
-    :param gaps: the gaps, for who looks again and again: they are read once
+    :param gaps: the gaps, for who looks again and again: they are read once, and of Airflow's tasks only failed ones
     :raises UnavailableError: the object store cannot be used
     """
     seen, limits = look_at_statuses(store), Limits.of(config)
@@ -56,7 +60,7 @@ def look(config: Config, store: ObjectStore, now_s: float, gaps: Gaps | None = N
     except ChecksumError as error:  # the loops that have a status tell which database it is
         expected = expected_of(config, LOG_STAGE in statuses)
         database = [Problem(Kind.STATUS_UNREADABLE, "database", f"{error}: cdcservice start writes it anew")]
-    dags, of_airflow = _dags(config, expected)
+    dags, of_airflow = _dags(config, expected, now_s, all_tasks=gaps is None)
     asked = statuses, dags, expected, stopped, now_s
     wrong = problems(*asked, limits=limits, damaged=damaged)
     clocks = [_of_clock(host, ahead_ms) for host, ahead_ms in seen.ahead_ms.items()]
@@ -83,22 +87,20 @@ def _of_clock(host: str, ahead_ms: int) -> Problem:
     return Problem(Kind.CLOCK_OFF, host, text)
 
 
-def _dags(config: Config, expected: Expected) -> tuple[dict[str, DagHealth], list[Problem]]:
-    """Ask how each DAG stands, each on its own."""
+def _dags(
+    config: Config, expected: Expected, now_s: float, *, all_tasks: bool
+) -> tuple[dict[str, DagHealth], list[Problem]]:
+    """Ask how each DAG stands. A loop's last two runs have begun within two runs' time."""
     found: dict[str, DagHealth] = {}
     reasons = []
+    since = datetime.fromtimestamp(now_s - 2 * config.sync.run_s - SPARE_S, UTC)
     try:
-        client = client_of(config)
-        for dag in expected.all_dags:
-            try:
-                run = client.newest_run(dag)
-                ended = run if run is None or run.finished else client.newest_run(dag, ended=True)
-                found[dag] = DagHealth(client.is_paused(dag), run, ended)
-            except AirflowUnreachableError:
-                raise
-            except (AirflowError, ValueError, KeyError, TypeError) as error:
-                reasons.append(f"DAG {dag}: {error}")
-    except (AirflowError, ConfigError) as error:
+        for dag, health in client_of(config).health(expected.all_dags, since, all_tasks=all_tasks).items():
+            if isinstance(health, DagHealth):
+                found[dag] = health
+            else:
+                reasons.append(f"DAG {dag}: {health}")
+    except (AirflowError, ConfigError, ValueError, KeyError, TypeError) as error:
         reasons.append(str(error))
     more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
     return found, [Problem(Kind.AIRFLOW_AWAY, "Airflow", f"{reasons[0]}{more}")] if reasons else []

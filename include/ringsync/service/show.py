@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from ringsync.airflow_client import DagHealth
 from ringsync.ledger.proofs import PROOFS
 from ringsync.progress import duration
 from ringsync.service.delays import ARCHIVE_WAITS
 from ringsync.service.expected import ARCHIVE, CLOSE, LOG_STAGE, SCHEMA
-from ringsync.service.health import DagHealth
 from ringsync.status import BOOTSTRAPS, Status, age_s
 
 Row = Sequence[Any]
