@@ -281,6 +281,36 @@ def test_while_nodes_disagree_a_table_leaves_once(world: World) -> None:
     assert left_tables(world.store) == {}
 
 
+def test_a_node_that_is_behind_makes_no_table_leave(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan had asked a node that knows of ALTER TABLE … WITH cdc = true, and the schema updater asked one that did
+    not, 0.2 s later: a critical alarm for a table that never had less cdc."""
+    monkeypatch.setattr(holes, "read_tables", sync_plan.read_tables)
+    monkeypatch.setattr(holes, "read_node_tables", lambda node: sync_plan.read_node_tables(node))
+    sync = SimpleNamespace(follows=lambda name: True, run_s=600.0)
+    config: Any = SimpleNamespace(sync=sync, commitlog_processor_window_interval_ms=MINUTE_MS)
+    node: Any = None
+    lose_cdc(world)
+    world.altered_ms = created_ms = world.now_ms
+    world.plan(3)
+    come_back(world)
+    world.altered_ms = with_cdc_ms = world.now_ms
+    world.plan()
+    lose_cdc(world)
+    world.altered_ms = created_ms
+    holes.note_holes_of(world.store, config, node)
+    assert left_tables(world.store) == {}
+    come_back(world)
+    world.altered_ms = with_cdc_ms
+    world.plan(2)
+    assert world.gaps() == []
+    lose_cdc(world)
+    world.altered_ms = world.now_ms
+    holes.note_holes_of(world.store, config, node)
+    come_back(world)
+    world.plan()
+    assert len(world.gaps()) == 1, "it has lost it now"
+
+
 def test_an_updater_that_is_dead_holds_up_no_gap(world: World) -> None:
     said = {"at_ms": world.now_ms, "disagreement_since_ms": world.now_ms}
     world.store.say("status/schema_update/schema.json", json.dumps(said).encode())

@@ -52,7 +52,7 @@ def note_holes(
         if has_cdc and config.sync.follows(name):
             if table_id in known and may_be_back:
                 note_back(store, config, table, told, begun, known[table_id])
-        elif table_id in begun and table_id not in known:
+        elif table_id in begun and table_id not in known and (has_cdc or not _is_behind(told, begun, table_id)):
             until_ms = _captured_until_ms(store, before_ms) if until_ms is None else until_ms
             note_left(store, table_id, LeftTable(until_ms, has_cdc))
 
@@ -84,6 +84,11 @@ def note_holes_of(store: ObjectStore, config: Config, node: Node) -> None:
     before_ms = int(time.time() * 1000) - config.commitlog_processor_window_interval_ms
     schema, told = read_tables(node), read_node_tables(node)
     note_holes(store, config, (*schema.tables, *schema.unreadable), told, CdcBegun(store), before_ms)
+
+
+def _is_behind(told: NodeTables, begun: CdcBegun, table_id: str) -> bool:
+    """Tell whether a node does not know yet of the statement that has given a table cdc: it was altered before."""
+    return 0 < told.altered_ms.get(table_id, 0) < begun.altered_ms(table_id)
 
 
 def _nodes_disagree(store: ObjectStore) -> bool:
