@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,9 @@ def left(
     found = Left(conf, keyspace, session)
     monkeypatch.setattr(leave, "client_of", lambda _: found.airflow)
     monkeypatch.setattr(leave, "wait_until_published", lambda *_, **__: found.waited)
-    monkeypatch.setattr(leave, "captures_changes", lambda *_: False)  # the archive of "h" is not that of this node
+    monkeypatch.setattr(
+        leave, "asked_nodes", lambda _: nullcontext(lambda host: False)
+    )  # the archive of "h" is not that of this node
     # Tables of other tests have cdc, too.
     alike = leave.tables_with_cdc
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +24,10 @@ from ringsync.storage.local import LocalStore
 BOOTSTRAP = {"table": "shop.b", "table_id": "b", "bootstrap": "x", "run": "r", "step": "scan", "fraction": 0.5}
 WELL = {"endpoint": "10.0.0.1:9042", "folder": "/raw", "waiting": 0}
 A, B, OTHER = (UnreadableTable("shop", name, name, "") for name in ("a", "b", "other"))
+
+
+def captures(host: Host) -> bool:
+    return host.id != "deaf"
 
 
 class World:
@@ -68,7 +73,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
         "wait_until_published": it.waits,
         "longest_sync_period_ms": lambda _: 0,
         "read_hosts": lambda _: it.hosts,
-        "captures_changes": lambda _, host: host.id != "deaf",
+        "asked_nodes": lambda _: nullcontext(captures),
     }
     for name, fake in fakes.items():
         monkeypatch.setattr(leave, name, fake)
@@ -135,4 +140,4 @@ def test_no_bootstrap_may_switch_cdc_on_from_then_on(world: World) -> None:
 def test_a_log_that_nobody_could_look_at_is_not_empty(world: World, status: Any, told: str) -> None:
     world.archive_says(**status)
     world.hosts.append(Host("deaf", "10.0.0.2", 9042, "dc1", "r1", (2,)))
-    assert leave.segments_left(load_config(world.conf), world.store, world.hosts, 0) == told
+    assert leave.segments_left(load_config(world.conf), world.store, world.hosts, captures, 0) == told

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from ringsync.cluster.session import ClusterSettings
 from ringsync.config import Config
 from ringsync.ring.ring import Host
 from ringsync.status import LEFT_KEY, STOP_KEY
+from ringsync.steps.bootstrap import emptied
 from ringsync.steps.bootstrap.emptied import why_not_emptied
 from ringsync.storage.local import LocalStore
 
@@ -137,3 +140,23 @@ def test_nodes_of_datacenters_that_are_not_read_must_capture_nothing(said: Said)
     assert "10.0.0.3:9042 (sync.datacenters leaves out dc2: set cdc_enabled: false on its nodes)" in said.why(only)
     # A node of a datacenter that is read, which captures nothing, fills nothing either.
     assert said.why(config(), [HOSTS[0], replace(HOSTS[2], datacenter="dc1")], deaf="c") == ""
+
+
+def test_a_datacenter_is_asked_by_one_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each node had one, with connections to all nodes of its datacenter, until the process ended."""
+    opened, closed = list[str](), list[str]()
+
+    def connect(settings: ClusterSettings) -> Any:
+        name = settings.local_datacenter or ""
+        opened.append(name)
+        return SimpleNamespace(cluster=SimpleNamespace(shutdown=lambda: closed.append(name)))
+
+    monkeypatch.setattr(emptied, "connect", connect)
+    monkeypatch.setattr(
+        emptied, "read_settings", lambda session, host, names: {"cdc_enabled": str(host == "7").lower()}
+    )
+    hosts = [Host(str(n), f"10.0.0.{n}", 9042, f"dc{n % 2}", "r1", (n,)) for n in range(10)]
+    with emptied.asked_nodes(config()) as captures:
+        assert [captures(host) for host in hosts] == [n == 7 for n in range(10)]
+        assert (opened, closed) == (["dc0", "dc1"], [])
+    assert sorted(closed) == ["dc0", "dc1"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -26,7 +26,7 @@ from ringsync.service.parsers import STOP_TIMEOUT_S
 from ringsync.service.published import wait_until_published
 from ringsync.status import BOOTSTRAPS, LEFT_KEY, STOP_KEY, cycle_ms, look_at_statuses, read_statuses
 from ringsync.steps.application import ExitCode, StepError
-from ringsync.steps.bootstrap.emptied import captures_changes
+from ringsync.steps.bootstrap.emptied import asked_nodes
 from ringsync.steps.bootstrap.enable_cdc import Named, disable_cdc, record_key
 from ringsync.storage.port import ObjectStore
 from ringsync.terminal import say, say_error
@@ -160,16 +160,22 @@ def _wait(
     waited = wait_until_published(store, config.sync, synced_ms, timeout_s, kafka)
     if waited.left:
         return f"not all is published: {waited.left}"
-    while left := segments_left(config, store, hosts, began_ms):
-        if time.time() >= end_s:
-            return left
-        time.sleep(1.0)
+    with asked_nodes(config) as captures:
+        while left := segments_left(config, store, hosts, captures, began_ms):
+            if time.time() >= end_s:
+                return left
+            time.sleep(1.0)
     return ""
 
 
-def segments_left(config: Config, store: ObjectStore, hosts: Sequence[Host], since_ms: int) -> str:
+def segments_left(
+    config: Config, store: ObjectStore, hosts: Sequence[Host], captures: Callable[[Host], bool], since_ms: int
+) -> str:
     """Tell which nodes still have finished segments, or could not be looked at, by what the archive has said since a
-    moment; empty: none. If nobody archives, nobody knows."""
+    moment; empty: none. If nobody archives, nobody knows.
+
+    :param captures: function that asks a node whether it captures changes
+    """
     if not archives(config):
         return ""
     sync, statuses, left = config.sync, read_statuses(store), []
@@ -188,7 +194,7 @@ def segments_left(config: Config, store: ObjectStore, hosts: Sequence[Host], sin
     for host in hosts:
         if sync.datacenters and host.datacenter not in sync.datacenters:
             continue
-        if host.id not in looked_at and captures_changes(config, host):
+        if host.id not in looked_at and captures(host):
             left.append(f"{host.endpoint}: its archive has not looked at it yet")
     return ", ".join(left)
 

@@ -7,11 +7,13 @@ The loops that delete there say every few seconds in their status whether they c
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
+from cassandra.cluster import Session
+
 from ringsync.cluster.cluster import read_settings
-from ringsync.cluster.session import ClusterError, connect
+from ringsync.cluster.session import ClusterError, ClusterSettings, connect
 from ringsync.config import Config
 from ringsync.ring.ring import Host
 from ringsync.status import LEFT_KEY, STOP_KEY, Status, cycle_ms, read_status
@@ -81,12 +83,27 @@ def _reason(loop: str, status: Status, host: str) -> str:
     return f"{loop}: {node.get('error') or 'it has not claimed the folder yet'}"
 
 
-def captures_changes(config: Config, host: Host) -> bool:
-    """Ask a node of any datacenter whether it captures changes: it does if it does not answer."""
-    settings = replace(  # a session asks nodes of one datacenter only
-        cluster_settings(config), contact_points=(host.address,), port=host.port, local_datacenter=host.datacenter
-    )
+@contextmanager
+def asked_nodes(config: Config) -> Iterator[Callable[[Host], bool]]:
+    """Give a function that asks a node of any datacenter whether it captures changes: it does if it does not answer.
+
+    A session asks nodes of one datacenter only, and connects to all of them: each datacenter has one, which is closed.
+    """
+    main, opened = cluster_settings(config), dict[str, tuple[ClusterSettings, Session]]()
+
+    def captures(host: Host) -> bool:
+        settings = replace(main, contact_points=(host.address,), port=host.port, local_datacenter=host.datacenter)
+        try:
+            if host.datacenter not in opened:
+                opened[host.datacenter] = settings, connect(settings)
+            told = read_settings(opened[host.datacenter][1], host.id, ["cdc_enabled"])
+        except ClusterError:
+            return True
+        return told.get("cdc_enabled") != "false"
+
     try:
-        return read_settings(connect(settings), host.id, ["cdc_enabled"]).get("cdc_enabled") != "false"
-    except ClusterError:
-        return True
+        yield captures
+    finally:
+        for settings, session in opened.values():
+            if settings != main:  # else it is the process's own
+                session.cluster.shutdown()

@@ -42,7 +42,7 @@ from ringsync.state import bootstrap as states
 from ringsync.status import BOOTSTRAPS, forget
 from ringsync.steps.application import Application, ExitCode, Report, StepError
 from ringsync.steps.bootstrap.copied_gap import note_before_copy, said_before_cdc
-from ringsync.steps.bootstrap.emptied import captures_changes, why_not_emptied
+from ringsync.steps.bootstrap.emptied import asked_nodes, why_not_emptied
 from ringsync.steps.bootstrap.enable_cdc import enable_cdc
 from ringsync.steps.bootstrap.enable_scylla_cdc import enable_scylla_cdc
 from ringsync.steps.bootstrap.leftovers import remove_leftovers
@@ -139,7 +139,8 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
 
 
 def _why_no_cdc(config: Config, store: ObjectStore, session: Any, clock: Callable[[], float]) -> str:
-    return why_not_emptied(config, store, read_hosts(session), partial(captures_changes, config), clock())
+    with asked_nodes(config) as captures:
+        return why_not_emptied(config, store, read_hosts(session), captures, clock())
 
 
 def _log_from_ms(session: Any, now: int, confidence_ms: int) -> int:
