@@ -5,7 +5,7 @@ of each value column, at LOCAL_ONE, each in a process of its own; Cassandra runs
 them for its cores.
 
 rows    one row of each of many partitions, chosen at random: what a sync reads after updates
-dense   every third row of a part of the ring: our reader reads small token ranges instead
+dense   every third row of a part of the ring: neighbouring partitions with several wanted rows each
 
 ours    row images as an Arrow batch
 driver  execute_concurrent_with_args with a prepared SELECT and named tuples, as its documentation shows
@@ -76,7 +76,7 @@ def main() -> int:
                     path = Path(scratch, scenario)
                     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, keys.schema) as writer:
                         writer.write_batch(keys)
-                    show(scenario, measure(settings, str(path), keys.num_rows, arguments.rows, node.pid))
+                    show(scenario, measure(settings, str(path), keys.num_rows, node.pid))
         except ServerError as error:
             print(error, file=sys.stderr)
             return 1
@@ -111,11 +111,11 @@ def keys_of(rows: list[tuple[int, str, int]]) -> pa.RecordBatch:
     )
 
 
-def measure(settings: ClusterSettings, path: str, keys: int, rows: int, server: int) -> dict[str, Measurement]:
+def measure(settings: ClusterSettings, path: str, keys: int, server: int) -> dict[str, Measurement]:
     """Measure each contender; return its median read by rate; the first read does not count."""
     found = {}
     for name, prepare in (("ours", ours), ("driver", driver)):
-        reads = together(prepare, [(settings, path, rows)], server, REPEATS)[1:]
+        reads = together(prepare, [(settings, path)], server, REPEATS)[1:]
         if any(read.rows != keys for read in reads):
             raise ServerError(f"{name} read {[read.rows for read in reads]} rows of {keys}")
         rates = ", ".join(f"{read.rows_per_second:,.0f}" for read in reads)
@@ -124,7 +124,7 @@ def measure(settings: ClusterSettings, path: str, keys: int, rows: int, server: 
     return found
 
 
-def ours(settings: ClusterSettings, path: str, rows: int) -> Callable[[], Work]:
+def ours(settings: ClusterSettings, path: str) -> Callable[[], Work]:
     """Connect; return a function that reads row images."""
     keys = read_keys(path)
     session = scan_session(settings, int(time.time()))
@@ -132,15 +132,13 @@ def ours(settings: ClusterSettings, path: str, rows: int) -> Callable[[], Work]:
     ring = ranked(read_ring(connect(settings), KEYSPACE))
 
     def read() -> Work:
-        found = read_rows(
-            session, table, keys, ring, settings, Limiter(), element_times=True, misfits="error", table_rows=rows
-        )
+        found = read_rows(session, table, keys, ring, settings, Limiter(), element_times=True, misfits="error")
         return Work(found.images.num_rows)
 
     return read
 
 
-def driver(settings: ClusterSettings, path: str, rows: int) -> Callable[[], Work]:
+def driver(settings: ClusterSettings, path: str) -> Callable[[], Work]:
     """Connect as any user of the driver does; return a function that reads rows."""
     keys = read_keys(path)
     parameters = list(zip(keys["customer"].to_pylist(), keys["seq"].to_pylist(), strict=True))

@@ -15,7 +15,6 @@ from ringsync.schema.table import Column, TableSchema
 from ringsync.sources.lookup.keys import STATIC, WHOLE, RowKeys, row_keys
 from ringsync.sources.lookup.requests import (
     PARTITIONS,
-    SLICE_ROWS,
     Lookup,
     halves,
     lookup_query,
@@ -78,48 +77,35 @@ def check(lookup: Lookup, keys: RowKeys) -> None:
         assert set(clusterings.tolist()) == {STATIC if lookup.kind == "static" else WHOLE}
     else:
         assert (clusterings >= 0).all()
-    if lookup.kind != "slice":
-        assert len(np.unique(keys.prefixes[partitions])) == 1
-        assert len(partitions) <= PARTITIONS
-        assert len(lookup.keys) <= 3 * PARTITIONS or lookup.most_keys == 1
+    assert len(np.unique(keys.prefixes[partitions])) == 1
+    assert len(partitions) <= PARTITIONS
+    assert len(lookup.keys) <= 3 * PARTITIONS or lookup.most_keys == 1
     request = request_of(lookup, lookup_query(keys.table, lookup.kind, element_times=True).cql, keys)
     assert len(request.values) == request.cql.count("?")
 
 
 @settings(max_examples=25, deadline=None)
-@given(wanted(), st.sampled_from([None, 1e3, 1e9]))
-def test_each_key_is_asked_for_once_from_its_replicas(keys: RowKeys, rows: float | None) -> None:
+@given(wanted())
+def test_each_key_is_asked_for_once_from_its_replicas(keys: RowKeys) -> None:
     everything = np.arange(len(keys.places))
-    lookups = plan_lookups(keys, RING, everything, rows_per_token=rows and rows / 2**64)
+    lookups = plan_lookups(keys, RING)
     assert (
         sorted(np.concatenate([everything[:0], *(lookup.keys for lookup in lookups)]).tolist()) == everything.tolist()
     )
     for lookup in lookups:
         check(lookup, keys)
-    left, singles = [lookup for lookup in lookups if lookup.kind != "slice"], []
+    left, singles = [*lookups], []
     while left:
         lookup = left.pop()
         parts = halves(lookup, keys)
         assert bool(parts) == (len(lookup.keys) > 1)
         left += parts
         singles += [] if parts else [lookup.keys[0]]
-    assert len(singles) == len(set(singles)) == sum(len(look.keys) for look in lookups if look.kind != "slice")
+    assert len(singles) == len(set(singles)) == sum(len(look.keys) for look in lookups)
 
 
 def test_partitions_that_want_the_same_go_together() -> None:
     keys = row_keys(batch_of([key_of(SINGLE, n, n % 5, False) for n in range(3000)]), SINGLE)
-    lookups = plan_lookups(keys, RING, np.arange(3000))
+    lookups = plan_lookups(keys, RING)
     assert all(len(np.unique(keys.clusterings[lookup.keys])) == 1 for lookup in lookups)
     assert len(lookups) <= 3000 / PARTITIONS + 5 * 3
-
-
-def test_dense_slices_are_scanned_and_others_are_not() -> None:
-    rows = 20_000
-    dense = [key_of(SINGLE, n, 0, False) for n in range(rows // 3)]
-    keys = row_keys(batch_of(dense), SINGLE)
-    chosen = np.arange(len(dense))
-    scans = [look for look in plan_lookups(keys, RING, chosen, rows_per_token=rows / 2**64) if look.kind == "slice"]
-    assert sum(len(scan.keys) for scan in scans) > 0.9 * len(dense)
-    assert all(len(scan.keys) < SLICE_ROWS for scan in scans)
-    sparse = plan_lookups(keys, RING, chosen, rows_per_token=10 * rows / 2**64)
-    assert {lookup.kind for lookup in sparse} == {"rows"}

@@ -14,7 +14,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -33,7 +33,6 @@ from ringsync.formats.result_page import Page, join_pages, page_cells
 from ringsync.images.from_pages import row_images, widened
 from ringsync.images.schema import row_image_schema
 from ringsync.ring.ranks import RankedRing
-from ringsync.ring.tokens import RING_WIDTH
 from ringsync.schema.table import TableSchema
 from ringsync.sources.lookup.keys import RowKeys, key_columns_of, places_in, row_identities, row_keys, taken
 from ringsync.sources.lookup.requests import (
@@ -111,7 +110,6 @@ def read_rows(
     *,
     element_times: bool,
     misfits: Literal["error", "raw"],
-    table_rows: float | None = None,
     of_all: bool = False,
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
@@ -130,8 +128,6 @@ def read_rows(
     :param element_times: whether the server can return the times of elements
         (:func:`ringsync.sources.scan.scan.columns_without_element_times`); if not, images have them as unknown
     :param misfits: see :func:`ringsync.images.from_pages.row_images`
-    :param table_rows: estimated rows of the table, each counted once. With it, a small token range is read as a whole
-        if a large part of it is wanted; None: never
     :param of_all: whether the rows are useful only together: then the first key that cannot be read ends the read
     :param sleep: function that waits before a request is repeated, given seconds
     :param clock: function that returns seconds since any moment
@@ -148,8 +144,16 @@ def read_rows(
         *(session, session.now, row_keys(keys, table), ring, settings, permits),
         *(element_times, misfits, of_all, sleep, clock),
     )
-    reader.read(table_rows / RING_WIDTH if table_rows else None)
+    reader.read()
     return reader.result()
+
+
+def has_room(asked: Iterable[Asked | None], size: PageSize) -> bool:
+    """Tell whether one more request may be on its way: together they have no more bytes than full pages.
+
+    :param asked: pages on their way; None: one that must be asked for again
+    """
+    return sum(page.rows for page in asked if page) < IN_FLIGHT * size.fitting
 
 
 @dataclass
@@ -207,17 +211,13 @@ class _Reader:
     places: list[Integers] = field(default_factory=list)
     received: int = 0
 
-    def read(self, rows_per_token: float | None) -> None:
+    def read(self) -> None:
         """Read everything."""
-        every = np.arange(len(self.keys.places))
-        self.waiting.extend(plan_lookups(self.keys, self.ring, every, rows_per_token=rows_per_token))
+        self.waiting.extend(plan_lookups(self.keys, self.ring))
         while self.waiting or self.running:
             while self.waiting and len(self.running) < IN_FLIGHT:
                 if self.ended is not None:
                     self._give_up(self.waiting.popleft(), self.ended)
-                    continue
-                if self.waiting[0].kind == "slice" and len(self.waiting[0].keys) > self.most_keys:
-                    self.waiting.extend(self._smaller(self.waiting.popleft()))
                     continue
                 if not self._has_room() or not self._start():
                     break
@@ -241,8 +241,8 @@ class _Reader:
 
     def _has_room(self) -> bool:
         """Tell whether the next lookup may be on its way with the others: all have no more bytes than full pages."""
-        rows = sum(running.asked.rows for running in self.running if running.asked)
-        return not self.running or (self.answered > 0 and rows < IN_FLIGHT * self._size(self.waiting[0].kind).fitting)
+        asked = [running.asked for running in self.running]
+        return not asked or (self.answered > 0 and has_room(asked, self._size(self.waiting[0].kind)))
 
     def _start(self) -> bool:
         """Request the next lookup's first page.
@@ -273,8 +273,6 @@ class _Reader:
 
     def _most_keys(self, lookup: Lookup) -> int:
         """Return how many keys may be asked for together, so that a node can bear all of their rows."""
-        if lookup.kind == "slice":
-            return len(lookup.keys)  # it lists none
         permitted = min(self.most_keys, lookup.most_keys, int(self.session.facts.get(_PERMITTED_KEYS, sys.maxsize)))
         if lookup.kind == "whole":
             return permitted
@@ -301,8 +299,6 @@ class _Reader:
             for page in running.pages.read(running.request, running.asked):
                 pages.append(page)
                 rows += row_count(page)
-                if lookup.most_rows is not None and rows > lookup.most_rows:
-                    break
         except Stuck as stuck:
             self._failed(running, stuck)
             return
@@ -324,10 +320,6 @@ class _Reader:
         self.answered = max(self.answered, len(lookup.keys))
         if len(lookup.keys) >= self.failed_keys:
             self.failed_keys = sys.maxsize
-        if lookup.most_rows is not None and rows > lookup.most_rows:
-            # The slice has a larger partition than most: reading on costs more than reading rows by their keys.
-            self.waiting.extend(plan_lookups(self.keys, self.ring, lookup.keys))
-            return
         came = self.came.setdefault(lookup.kind, _Came())
         came.lookups += [lookup] * len(pages)
         came.pages += pages
@@ -340,7 +332,7 @@ class _Reader:
         now, lookup = self.clock(), running.lookup
         self.failures += 1
         self.answered = 0
-        parts = [] if stuck.absent else self._smaller(lookup)
+        parts = [] if stuck.absent else halves(lookup, self.keys)
         is_known_as_too_large = len(lookup.keys) > self.most_keys
         if parts and not is_known_as_too_large and len(lookup.keys) >= self.failed_keys:
             # Nothing comes at this size: make all waiting lookups smaller, and count the time anew.
@@ -376,14 +368,9 @@ class _Reader:
         self.ended = stuck.reason
         self.delays.clear()
 
-    def _smaller(self, lookup: Lookup) -> list[Lookup]:
-        if lookup.kind == "slice":
-            return plan_lookups(self.keys, self.ring, lookup.keys)
-        return halves(lookup, self.keys)
-
     def _refused(self, lookup: Lookup, error: Exception) -> None:
         """Ask for fewer keys: the server refuses so many, or one of them."""
-        parts = self._smaller(lookup)
+        parts = halves(lookup, self.keys)
         self.waiting.extend(parts)
         if not parts:
             self._give_up(lookup, f"could not be read: {error}")

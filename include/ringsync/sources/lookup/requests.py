@@ -4,8 +4,7 @@ Requests for single rows cost the driver more than the server (the goal is 20,00
 keys with ``IN``: some partitions of one replica, in token order, and all clusterings that are wanted in any of them.
 The server returns the rows of the cross product, and the reader drops the unwanted ones. To keep these few, partitions
 with the same wanted clusterings share requests, partitions with different ones form smaller groups, and a partition
-with many wanted rows gets requests of its own. If a large part of a small token range is wanted, the whole range is
-read.
+with many wanted rows gets requests of its own.
 
 A node reads all that a request lists into memory. So the reader cuts lists to what is known of the rows' bytes
 (:func:`divided`), and the first rows of a partition with many, which may be unlike all others, are asked for first.
@@ -28,11 +27,9 @@ from ringsync.compiled.arrow import Integers
 from ringsync.cql.identifiers import quote
 from ringsync.images.from_pages import ResultColumn
 from ringsync.ring.ranks import RankedRing
-from ringsync.ring.tokens import MIN_TOKEN
 from ringsync.schema.table import TableSchema
 from ringsync.sources.lookup.keys import STATIC, WHOLE, RowKeys, differs, list_of
 from ringsync.sources.scan.pages import Request
-from ringsync.sources.scan.partitions import token_bytes
 from ringsync.sources.scan.scan import scan_query
 from ringsync.sources.scan.where import all_of
 
@@ -48,15 +45,9 @@ CLUSTERINGS = 100
 """Most rows in a request for a single partition."""
 COMMON = 8
 """Least number of partitions with the same wanted clusterings that are kept apart from the others."""
-SLICE_ROWS = 500
-"""Expected rows of a token range that may be read as a whole."""
-DENSE = 0.15
-"""Least share of these rows that must be wanted for that. Both ways cost the same at a share of 0.22."""
-SLICE_TOKENS = 20
-"""Least number of different wanted tokens in a slice: a few partitions with many wanted rows say nothing about it."""
 
-Kind = Literal["rows", "static", "whole", "slice"]
-"""Rows by their keys; static columns of partitions; whole partitions; a range of tokens."""
+Kind = Literal["rows", "static", "whole"]
+"""Rows by their keys; static columns of partitions; whole partitions."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +56,6 @@ class Lookup:
 
     :ivar keys: places of the keys in the :class:`RowKeys`; the keys of a partition are neighbours
     :ivar endpoints: ``address:port`` of the replicas; the first one is asked first
-    :ivar most_rows: for a slice: most rows for which it is worth reading
     :ivar most_keys: most keys in the next request; while they are fewer than :data:`CLUSTERINGS`, the others wait for
         its answer, and ten times as many are next
     :ivar patient: whether the request is repeated if it fails
@@ -74,7 +64,6 @@ class Lookup:
     kind: Kind
     keys: Integers
     endpoints: tuple[str, ...]
-    most_rows: int | None = None
     most_keys: int = sys.maxsize
     patient: bool = False
 
@@ -99,8 +88,6 @@ def lookup_query(table: TableSchema, kind: Kind, *, element_times: bool, server_
     if kind == "static":
         table = replace(table, columns=table.of_kind("partition_key", "static"))
     scan = scan_query(table, times=True, element_times=element_times, server_time=server_time)
-    if kind == "slice":
-        return LookupQuery(scan.cql, table, scan.layout)
     select = scan.select.replace("SELECT", "SELECT DISTINCT", 1) if kind == "static" else scan.select
     *first, last = (quote(column.name) for column in table.partition_key)
     conditions = [*(f"{name} = ?" for name in first), f"{last} IN ?"]
@@ -112,10 +99,6 @@ def lookup_query(table: TableSchema, kind: Kind, *, element_times: bool, server_
 
 def request_of(lookup: Lookup, cql: str, keys: RowKeys) -> Request:
     """Return the request for a lookup's rows. Its answer may have unwanted rows, too."""
-    if lookup.kind == "slice":
-        start = max(int(keys.tokens[lookup.keys[0]]) - 1, MIN_TOKEN)
-        values = (token_bytes(start), token_bytes(int(keys.tokens[lookup.keys[-1]])))
-        return Request(cql, values, limit=lookup.most_rows)
     partitions = keys.partitions[lookup.keys]
     partitions = partitions[differs(partitions)]
     prefix = [part[int(partitions[0])].as_py() for part in keys.partition_parts[:-1]]
@@ -149,27 +132,17 @@ def halves(lookup: Lookup, keys: RowKeys) -> list[Lookup]:
     return [replace(lookup, keys=part) for part in (lookup.keys[:middle], lookup.keys[middle:])]
 
 
-def plan_lookups(
-    keys: RowKeys, ring: RankedRing, chosen: Integers, *, rows_per_token: float | None = None
-) -> list[Lookup]:
+def plan_lookups(keys: RowKeys, ring: RankedRing) -> list[Lookup]:
     """Group keys into lookups. Consecutive lookups ask different replicas first, as far as possible. Otherwise they are
     in no order: those of partition keys with the same first columns, whose rows may be wider than others, are apart.
 
     :param ring: ring snapshot whose first rank is asked first
-    :param chosen: places of the keys to ask for, ascending
-    :param rows_per_token: the table's rows per token; None: unknown, so no range is read as a whole
     """
     planner = _Planner(keys, ring)
-    clusterings = keys.clusterings[chosen]
-    rows = chosen[clusterings >= 0]
-    lookups: list[tuple[int, Lookup]] = []
-    if rows_per_token:
-        slices, rows = planner.slices(rows, rows_per_token)
-        lookups += slices
-    lookups += planner.rows(rows)
+    lookups = [*planner.rows(np.flatnonzero(keys.clusterings >= 0))]
     if keys.table.of_kind("static"):
-        lookups += planner.partitions("static", chosen[clusterings == STATIC], PARTITIONS)
-    lookups += planner.partitions("whole", chosen[clusterings == WHOLE], WHOLE_PARTITIONS)
+        lookups += planner.partitions("static", np.flatnonzero(keys.clusterings == STATIC), PARTITIONS)
+    lookups += planner.partitions("whole", np.flatnonzero(keys.clusterings == WHOLE), WHOLE_PARTITIONS)
     # Take one lookup of each group in turn.
     turn = defaultdict[int, Iterator[int]](count)
     mixed = [lookups[place] for place in np.random.default_rng(0).permutation(len(lookups)).tolist()]
@@ -190,23 +163,6 @@ class _Planner:
             group_of[number] = groups.setdefault(endpoints, len(groups))
         self._endpoints = tuple(groups)
         self._groups = group_of[ranges]
-
-    def slices(self, chosen: Integers, density: float) -> tuple[list[tuple[int, Lookup]], Integers]:
-        """Return lookups of token ranges of which a large part is wanted, and the keys outside them."""
-        tokens = self._keys.tokens[chosen]
-        width = SLICE_ROWS / density
-        # Rounding may put a token near a bound on either side, which does no harm.
-        runs = _cuts(differs(self._groups[chosen], np.floor(tokens / width)))
-        lookups, outside = [], np.ones(len(chosen), np.bool_)
-        for start, end in runs:
-            wanted, first, last = end - start, int(tokens[start]), int(tokens[end - 1])
-            expected = (last - first) * density
-            if wanted < DENSE * expected or len(np.unique(tokens[start:end])) < SLICE_TOKENS:
-                continue
-            outside[start:end] = False
-            most = 2 * max(int(expected), wanted)
-            lookups.append(self._lookup("slice", chosen[start:end], most))
-        return lookups, chosen[outside]
 
     def rows(self, chosen: Integers) -> Iterator[tuple[int, Lookup]]:
         """Return lookups of rows."""
@@ -267,9 +223,9 @@ class _Planner:
         for start, end in _cuts(changes[first], most[first]):
             yield self._lookup(kind, ordered[limits[start] : limits[end]])
 
-    def _lookup(self, kind: Kind, keys: Integers, most_rows: int | None = None) -> tuple[int, Lookup]:
+    def _lookup(self, kind: Kind, keys: Integers) -> tuple[int, Lookup]:
         group = int(self._groups[keys[0]])
-        return group, Lookup(kind, keys, self._endpoints[group], most_rows)
+        return group, Lookup(kind, keys, self._endpoints[group])
 
 
 def _cuts(changes: npt.NDArray[np.bool_], most: int | Integers | None = None) -> Iterator[tuple[int, int]]:
