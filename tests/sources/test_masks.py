@@ -6,17 +6,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from cassandra import InvalidRequest, Unauthorized
+from cassandra import InvalidRequest, Unauthorized, Unavailable
 
 from ringsync.cluster.masks import check_pages, check_unmasked, wait_until_unmasked
-from ringsync.cluster.session import NoPermissionError
+from ringsync.cluster.session import NoPermissionError, UnreachableError
 from ringsync.cql.types import Native
 from ringsync.schema.table import Column, TableSchema
+from ringsync.sources.scan.pages import RETRY_DELAYS_S
 
 TABLE = TableSchema(
     "k", "t", "0" * 32, (Column("id", "partition_key", Native("int")), Column("v", "regular", Native("text")))
@@ -58,3 +60,20 @@ def test_a_role_of_a_certificate_may_lack_unmask(check: Callable[[Cluster], None
 
 def test_where_nobody_logs_in_nothing_is_hidden() -> None:
     check(Cluster("v", error=NOT_SUPPORTED))
+
+
+@pytest.mark.parametrize("failures", [0, 1, 4, 5])
+def test_nodes_are_asked_about_masks_as_often_as_for_pages(failures: int) -> None:
+    """A driver's error went to the task after two, and the table was given up for the run."""
+    left, pauses = [Unavailable("u") for _ in range(failures)], list[float]()
+
+    def answer(*_: Any, **__: Any) -> Any:
+        if left:
+            raise left.pop()
+        return []
+
+    plain = SimpleNamespace(execute=answer, execute_async=lambda *_, **__: SimpleNamespace(result=answer))
+    session: Any = SimpleNamespace(plain=plain, facts={}, coordinators={None})
+    with pytest.raises(UnreachableError, match=r"k\.t: no node says.*Unavailable") if failures > 4 else nullcontext():
+        check_pages(session, TABLE, None, pauses.append)
+    assert pauses == [0.0, *RETRY_DELAYS_S][:failures]

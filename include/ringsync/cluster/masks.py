@@ -12,17 +12,20 @@ from collections.abc import Callable, Iterable
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from cassandra import InvalidRequest
+from cassandra import InvalidRequest, Unauthorized
 
 from ringsync.cluster.cluster import duration_ms, settings_of
 from ringsync.cluster.node import NO_ANSWER
 from ringsync.cluster.protocol import SessionAt
-from ringsync.cluster.session import ClusterError, NoPermissionError, explained_errors
+from ringsync.cluster.session import ClusterError, NoPermissionError, UnreachableError, explained_errors
 from ringsync.cql.identifiers import quote
 from ringsync.schema.table import TableSchema
 
 LONGEST_WAIT_S = 60.0
 """Longest time for which nodes may remember rights, s; if it is longer, masked columns are not read."""
+
+PAUSES_S = (0.0, 0.5, 2.0, 8.0)
+"""Pauses before a node is asked again, s; as for pages that do not come."""
 
 _MASKS = "SELECT column_name FROM system_schema.column_masks WHERE keyspace_name = %s AND table_name = %s"
 _VALIDITY = ("permissions_validity", "roles_validity")
@@ -43,19 +46,22 @@ def check_unmasked(session: Any, table: TableSchema, user: str | None, hosts: It
     :param user: None: who reads without a password, as anybody or with the role that a client's certificate has
     :param hosts: the driver's hosts that are asked; None: any
     :raises NoPermissionError: columns are masked, and the user lacks UNMASK; or nobody tells the user's rights
+    :raises UnreachableError: no node answers, however often they are asked
     """
     if masked := _masked(session, table, hosts):
         _unmasks_since(session, table, user, masked)
 
 
-def check_pages(session: SessionAt, table: TableSchema, user: str | None) -> None:
+def check_pages(
+    session: SessionAt, table: TableSchema, user: str | None, sleep: Callable[[float], None] = time.sleep
+) -> None:
     """Check that the pages that came since the last check are not masked. To be called before they are used.
 
-    :raises NoPermissionError: as :func:`check_unmasked`
+    :raises NoPermissionError, UnreachableError: as :func:`check_unmasked`
     :raises MaskedError: the columns were masked a moment ago; the user has UNMASK, but maybe not yet on each node
     """
     hosts, session.coordinators = session.coordinators, set()
-    if not (masked := _masked(session.plain, table, hosts, session.facts)):
+    if not (masked := _masked(session.plain, table, hosts, session.facts, sleep)):
         return
     if _left_s(session.plain, table, user, masked) > 0:
         raise MaskedError(
@@ -69,16 +75,22 @@ def wait_until_unmasked(
 ) -> None:
     """Wait, once for each table of the process, until each node knows that the user has UNMASK if columns are masked.
 
-    :raises NoPermissionError: as :func:`check_unmasked`
+    :raises NoPermissionError, UnreachableError: as :func:`check_unmasked`
     """
     if ("unmasked", table.table_id) in session.facts:
         return
-    if masked := _masked(session.plain, table, (None,), session.facts):
+    if masked := _masked(session.plain, table, (None,), session.facts, sleep):
         sleep(max(0.0, _left_s(session.plain, table, user, masked)))
     session.facts["unmasked", table.table_id] = True
 
 
-def _masked(session: Any, table: TableSchema, hosts: Iterable[Any], facts: dict[Any, Any] | None = None) -> list[str]:
+def _masked(
+    session: Any,
+    table: TableSchema,
+    hosts: Iterable[Any],
+    facts: dict[Any, Any] | None = None,
+    sleep: Callable[[float], None] = time.sleep,
+) -> list[str]:
     """Return the names of the columns that any of the hosts masks."""
     facts = {} if facts is None else facts
     if not facts.get("masks", True):
@@ -86,7 +98,7 @@ def _masked(session: Any, table: TableSchema, hosts: Iterable[Any], facts: dict[
     names = (table.keyspace, table.name)
     try:
         answers = [session.execute_async(_MASKS, names, host=host) for host in hosts]
-        masked = {row.column_name for answer in answers for row in _rows(session, names, answer)}
+        masked = {row.column_name for answer in answers for row in _rows(session, table, answer, sleep)}
     except InvalidRequest as error:
         if "column_masks" not in str(error):
             raise
@@ -95,14 +107,26 @@ def _masked(session: Any, table: TableSchema, hosts: Iterable[Any], facts: dict[
     return [column.name for column in table.columns if column.name in masked]
 
 
-def _rows(session: Any, names: tuple[str, str], answer: Any) -> Any:
-    """Return what a host says, or another one if it does not answer: what it knew of the schema, others know by now."""
-    try:
-        return answer.result()
-    except InvalidRequest:
-        raise
-    except NO_ANSWER:
-        return session.execute(_MASKS, names)
+def _rows(session: Any, table: TableSchema, answer: Any, sleep: Callable[[float], None]) -> Any:
+    """Return what a host says, or another one if it does not answer: what it knew of the schema, others know by now.
+
+    :raises UnreachableError: none answers, however often they are asked
+    """
+    names = (table.keyspace, table.name)
+    for pause_s in (None, *PAUSES_S):
+        try:
+            if pause_s is None:
+                return answer.result()
+            sleep(pause_s)
+            return session.execute(_MASKS, names)
+        except (InvalidRequest, Unauthorized):
+            raise
+        except NO_ANSWER as error:
+            failure = error
+    raise UnreachableError(
+        f"{table.full_name}: no node says whether columns are masked: {type(failure).__name__}: {failure}. Nothing was "
+        "made of the pages that came; they must be read again"
+    ) from failure
 
 
 def _left_s(session: Any, table: TableSchema, user: str | None, masked: list[str]) -> float:
