@@ -38,6 +38,7 @@ from ringsync.storage.port import (
     ChecksumError,
     NotFoundError,
     ObjectStore,
+    Stat,
     VersionMismatchError,
     list_named,
 )
@@ -298,8 +299,13 @@ def late_key(table_id: str, name: str) -> str:
 
 def late_files(store: ObjectStore, table_id: str = "") -> list[str]:
     """List the keys of the files of late rows of a table, or of all tables."""
+    return [stat.key for stat in late_stats(store, table_id)]
+
+
+def late_stats(store: ObjectStore, table_id: str = "") -> list[Stat]:
+    """List the files of late rows of a table, or of all tables."""
     stats = list_named(store, f"staging/late/{table_id}/" if table_id else "staging/late/", r"[^ ]+\.arrow")
-    return [stat.key for stat in stats if stat.key.count("/") > 2]
+    return [stat for stat in stats if stat.key.count("/") > 2]
 
 
 def is_of_pass(key: str) -> bool:

@@ -2,7 +2,8 @@
 
 delta-rs reads both tables and respects their deletion vectors. The query joins the table with the tokens wanted, so
 that it reads only the tokens of other rows. Whole keys then select the rows, batch by batch: a partition of a million
-rows need not fit into memory for the sake of one row.
+rows need not fit into memory for the sake of one row. Only if the table has static columns must what was changed in it
+lately, since the newest of these rows shows them.
 """
 
 from __future__ import annotations
@@ -78,9 +79,11 @@ def previous_images(
     """
     wanted = _wanted(table, keys, partitions)
     asked = bool(len(wanted.tokens))
-    changes = (
-        _read(_changes(state), changes_schema(table), wanted.tokens) if asked and state.changes_version >= 0 else ()
-    )
+    changes: Iterable[pa.RecordBatch] = ()
+    if asked and state.changes_version >= 0:
+        changes = _read(_changes(state), changes_schema(table), wanted.tokens)
+    if wanted.partitions is None:
+        changes = (batch.filter(pa.array(wanted.select(batch, key_digests(batch, table))[0])) for batch in changes)
     newest = _newest(changes, table)
     superseded = key_digests(newest, table)
     images: list[pa.RecordBatch] = []

@@ -15,6 +15,7 @@ from ringsync.changes.identity import TableVersion, UnresolvedRowsError
 from ringsync.compiled.arrow import Integers, Mask, integers
 from ringsync.ledger import passes
 from ringsync.ledger.staging import OF_PASS, STAGED_ROWS, Bucket, Place, encode_rows, late_key, read_block
+from ringsync.ring.tokens import TokenRange
 from ringsync.steps.close.agreement import Reading, Settled
 from ringsync.steps.passes.make import Outputs, PassContext, make_outputs, own_name
 from ringsync.steps.passes.pieces import PIECE_BYTES, pieces
@@ -23,6 +24,9 @@ from ringsync.wiring import store_of
 
 SLICE_ROWS = 50_000
 """About how many rows a slice has: their arrays fit into the processor's caches, or nearly."""
+HELD_PIECES = 4
+"""Most decoded rows that a task holds, in :data:`PIECE_BYTES`, and a block. If its slices have more, it decodes the
+blocks again for the others."""
 
 _FETCHERS = ThreadPoolExecutor(8)
 """Hours of digests are many small objects: an object store answers many requests at once."""
@@ -132,10 +136,13 @@ class CloseTask:
 
     def __call__(self, slices: Iterable[Slice]) -> Iterator[SliceResult]:
         store = store_of(self.context.reader.config)
-        files = StagedFiles(store, self.context.reader.version)
-        for name, whole in slices:
-            for buckets in files.cut(whole):
-                yield close_slice(self.context, store, files, name, buckets, self.by_arrival)
+        left = list(slices)
+        while left:
+            files = StagedFiles(store, self.context.reader.version)
+            held, left = files.hold(left)
+            for name, whole in held:
+                for buckets in files.cut(whole):
+                    yield close_slice(self.context, store, files, name, buckets, self.by_arrival)
 
 
 def close_slice(
@@ -179,7 +186,8 @@ def close_slice(
     reader = replace(context.reader, disagreed=disagreed, one_is_enough=one_is_enough)
     context = replace(context, reader=reader)
     by_place = {place: pa.concat_batches(batches) for place, batches in fresh.items()}
-    made = [make_outputs(context, store, piece, name) for piece in pieces(by_place, reader.table)]
+    some = pieces(by_place, reader.table, read_whole=reader.reads_partitions)
+    made = [make_outputs(context, store, piece, name) for piece in some]
     left_open = pa.concat_batches([piece.open for piece in made])
     if left_open.num_rows:
         # A repeated pass writes these rows again: then its digests show which of them were published after all. Each
@@ -217,6 +225,33 @@ class StagedFiles:
         self._version = version
         self._read: dict[Place, tuple[pa.RecordBatch, Integers]] = {}
 
+    def hold(self, slices: Sequence[Slice]) -> tuple[list[Slice], list[Slice]]:
+        """Decode the blocks of slices, and keep the rows of as many slices as :data:`HELD_PIECES` permits.
+
+        :returns: the slices whose rows are kept, and the others. A slice that is too large alone is cut by token
+        :raises UnresolvedRowsError: rows follow a version of the table that this one does not know
+        """
+        held, others, size = list(slices), list[Slice](), 0
+        wanted = _ranges_by_place(held)
+        for place in [*wanted]:
+            if place not in wanted:
+                continue
+            self._read[place] = _within(*self._block(place), wanted[place])
+            size += self._read[place][0].nbytes
+            while size > HELD_PIECES * PIECE_BYTES and (halves := _halves(held)):
+                # The half with more rows is kept: soon it fits, or it is a single token.
+                held, rest = sorted(halves, key=self._count, reverse=True)
+                others, wanted = [*rest, *others], _ranges_by_place(held)
+                self._read = {at: _within(*block, wanted[at]) for at, block in self._read.items() if at in wanted}
+                size = sum(rows.nbytes for rows, _ in self._read.values())
+        return held, others
+
+    def _count(self, slices: Sequence[Slice]) -> int:
+        """Count the rows of slices that are decoded."""
+        wanted = _ranges_by_place(slices)
+        blocks = ((place, tokens) for place, (_, tokens) in self._read.items() if place in wanted)
+        return sum(int(np.count_nonzero(_in_ranges(tokens, wanted[place]))) for place, tokens in blocks)
+
     def rows_of(self, reading: Reading) -> pa.RecordBatch:
         """Return the rows of some token ranges; the blocks are sorted by token.
 
@@ -230,15 +265,10 @@ class StagedFiles:
         :raises UnresolvedRowsError: rows follow a version of the table that this one does not know
         """
         size = sum(rows.nbytes for part in buckets for reading in part.readings for rows in self._rows_of(reading))
-        pieces = max(1, -(-size // PIECE_BYTES))
-        for piece in range(pieces):
-            yield tuple(
-                replace(part, readings=tuple(_piece_of(reading, piece, pieces) for reading in part.readings))
-                for part in buckets
-            )
+        yield from _cut(buckets, max(1, -(-size // PIECE_BYTES)))
 
     def _rows_of(self, reading: Reading) -> Iterator[pa.RecordBatch]:
-        for place, _ in reading.files:
+        for place, _ in reading.files if reading.ranges else ():
             rows, tokens = self._block(place)
             for token_range in reading.ranges:
                 start, end = np.searchsorted(tokens, [token_range.start, token_range.end], side="right").tolist()
@@ -253,6 +283,48 @@ class StagedFiles:
                 raise UnresolvedRowsError(f"{place.key}: {error}") from None
             self._read[place] = rows, integers(rows["token"])
         return self._read[place]
+
+
+def _cut(buckets: Sequence[SliceOfBucket], pieces: int) -> Iterator[tuple[SliceOfBucket, ...]]:
+    for piece in range(pieces):
+        yield tuple(
+            replace(part, readings=tuple(_piece_of(reading, piece, pieces) for reading in part.readings))
+            for part in buckets
+        )
+
+
+def _ranges_by_place(slices: Iterable[Slice]) -> dict[Place, list[TokenRange]]:
+    ranges: dict[Place, list[TokenRange]] = defaultdict(list)
+    for reading in (reading for _, buckets in slices for part in buckets for reading in part.readings):
+        for place, _ in reading.files if reading.ranges else ():
+            ranges[place] += reading.ranges
+    return ranges
+
+
+def _halves(slices: Sequence[Slice]) -> tuple[list[Slice], list[Slice]] | None:
+    """Halve slices, or a single one by token; None: it is a single token."""
+    if len(slices) > 1:
+        return list(slices[: len(slices) // 2]), list(slices[len(slices) // 2 :])
+    ((name, buckets),) = slices
+    if all(part.width == 1 for bucket in buckets for reading in bucket.readings for part in reading.ranges):
+        return None
+    first, second = _cut(buckets, 2)
+    return [(name, first)], [(name, second)]
+
+
+def _within(rows: pa.RecordBatch, tokens: Integers, ranges: Sequence[TokenRange]) -> tuple[pa.RecordBatch, Integers]:
+    """Keep the rows of token ranges, as a copy: a slice of an array holds all of it."""
+    wanted = _in_ranges(tokens, ranges)
+    return (rows, tokens) if wanted.all() else (rows.filter(pa.array(wanted)), tokens[wanted])
+
+
+def _in_ranges(tokens: Integers, ranges: Sequence[TokenRange]) -> Mask:
+    """Tell which of sorted tokens are in any of the ranges."""
+    starts, ends = (
+        np.bincount(np.searchsorted(tokens, bounds, side="right"), minlength=len(tokens) + 1)
+        for bounds in ([part.start for part in ranges], [part.end for part in ranges])
+    )
+    return np.cumsum(starts - ends)[:-1] > 0
 
 
 _NOTHING = pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in STAGED_ROWS], schema=STAGED_ROWS)

@@ -170,7 +170,8 @@ class LatePasses:
             try:
                 length = self._config.commitlog_processor_window_interval_ms
                 places = by_bucket(left, length, closed_until(self._store))
-                made = [make_outputs(context, self._store, piece, "late") for piece in pieces(places, table)]
+                some = pieces(places, table, read_whole=context.reader.reads_partitions)
+                made = [make_outputs(context, self._store, piece, "late") for piece in some]
             except UnreadRowsError:
                 ring = context.reader.ring
                 lost = new & ~ring.most_live[ring.numbers_of(integers(rows["token"]))]

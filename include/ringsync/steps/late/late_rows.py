@@ -13,11 +13,10 @@ status names it, and it is tried again after longer and longer pauses. All other
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -28,13 +27,13 @@ from ringsync.compiled.arrow import Mask
 from ringsync.config import ConfigError
 from ringsync.ledger.error_tries import FileOutcome, mark_taken
 from ringsync.ledger.passes import among, digest_halves, first_of_each, sorted_digests
-from ringsync.ledger.staging import STAGED_ROWS, decode_rows, is_of_pass, late_files
+from ringsync.ledger.staging import STAGED_ROWS, decode_rows, is_of_pass, late_files, late_stats
 from ringsync.schema.table import TableSchema
 from ringsync.state.out_of_sequence import SHARD_ROWS, OutOfSequence, Shard
 from ringsync.state.session import StateError
 from ringsync.status import LATE_ROWS
 from ringsync.steps.application import StepError
-from ringsync.storage.port import ChecksumError, NotFoundError, ObjectStore
+from ringsync.storage.port import ChecksumError, NotFoundError, ObjectStore, Stat
 
 BATCH_ROWS = 20_000
 """About how many rows of a table are published together …"""
@@ -49,7 +48,9 @@ BROKEN_NAMED = 20
 
 _FETCHERS = ThreadPoolExecutor(8)
 _FETCHED_TOGETHER = 64
-"""Stages leave many small files: an object store answers many requests at once."""
+"""Stages leave many small files: an object store answers many requests at once …"""
+FETCHED_BYTES = 16 * 2**20
+"""… and so many bytes of files are in memory at most, or one file. They are decoded one by one."""
 
 
 class Effects(Protocol):
@@ -149,7 +150,7 @@ class LateRows:
         )
         return sorted(shards, key=lambda shard: (shard.due_ms, shard.file, shard.number))
 
-    def _each(self, table_id: str, files: Sequence[str]) -> None:
+    def _each(self, table_id: str, files: Sequence[Stat]) -> None:
         """Publish batches of a table until one fails. A failure concerns this table alone: it is tried again later, and
         the others go on. A batch is counted when all of it is done. If a batch fails halfway, the next try finds
         which of its rows were published."""
@@ -197,37 +198,38 @@ class LateRows:
     def _waiting(self) -> Iterator[Shard]:
         return (shard for shards in self._shards.values() for shard in shards.values() if shard.waiting)
 
-    def _new_files(self) -> dict[str, list[str]]:
+    def _new_files(self) -> dict[str, list[Stat]]:
         """Find the unknown files of each table id, and remember those that are in the queue."""
-        there = late_files(self._store)
-        for key in self._broken.keys() - set(there):
+        there = {stat.key: stat for stat in late_stats(self._store)}
+        for key in self._broken.keys() - there.keys():
             self._lose_sight_of(key)
         tables = {_table_id(key) for key in there}
         self._tables_unknown &= tables
         self._failing = {table_id: broken for table_id, broken in self._failing.items() if table_id in tables}
         new = [key for key in there if key not in self._shards and self._may_be_tried(key)]
         admitted = self._queue.find(new)
-        files: dict[str, list[str]] = {}
+        files: dict[str, list[Stat]] = {}
         for file in new:
             if file in admitted:
                 self._shards[file] = {shard.number: shard for shard in admitted[file]}
                 self._finish(file)
             else:
-                files.setdefault(_table_id(file), []).append(file)
+                files.setdefault(_table_id(file), []).append(there[file])
         return files
 
-    def _new_batches(self, version: TableVersion, files: Sequence[str]) -> Iterator[dict[str, pa.RecordBatch]]:
+    def _new_batches(self, version: TableVersion, files: Sequence[Stat]) -> Iterator[dict[str, pa.RecordBatch]]:
         """Read the rows of files, some files together."""
         batch: dict[str, pa.RecordBatch] = {}
         size = 0.0
-        for start in range(0, len(files), _FETCHED_TOGETHER):
+        for some in _fetched_together(files):
             if not self._goes_on():
                 return
-            some = files[start : start + _FETCHED_TOGETHER]
-            for file, rows in zip(some, _FETCHERS.map(partial(self._read, version=version), some), strict=True):
+            fetched = deque(_FETCHERS.submit(self._store.get, stat.key) for stat in some)
+            for file in some:
+                rows = self._read(file.key, version, fetched.popleft().result)
                 if rows is None:
                     continue
-                batch[file] = rows
+                batch[file.key] = rows
                 size += _part_of_batch(rows)
                 if size >= 1:
                     yield batch
@@ -255,13 +257,16 @@ class LateRows:
         counts.update(files=len(files), read=sum(map(len, files.values())), of_passes=of_passes)
         return counts
 
-    def _read(self, file: str, version: TableVersion | None = None) -> pa.RecordBatch | None:
+    def _read(
+        self, file: str, version: TableVersion | None = None, fetched: Callable[[], bytes] | None = None
+    ) -> pa.RecordBatch | None:
         """Read the rows of a file; None: it is gone, or it cannot be used and is set aside.
 
         :param version: version whose places of columns are wanted; None: as stored
+        :param fetched: gives the file's bytes; None: they are fetched now
         """
         try:
-            rows = decode_rows(self._store.get(file))
+            rows = decode_rows(fetched() if fetched else self._store.get(file))
             if rows.schema != STAGED_ROWS:
                 raise pa.ArrowInvalid("its fields are not those of change rows")
         except NotFoundError:
@@ -415,6 +420,19 @@ def _broken(before: _Broken | None, reason: str, began_s: float, now_s: float) -
 
 def _wait_s(attempts: int) -> int:
     return min(LONGEST_WAIT_S, FIRST_WAIT_S << min(attempts, 10))
+
+
+def _fetched_together(files: Sequence[Stat]) -> Iterator[list[Stat]]:
+    """Group files that are fetched together."""
+    some: list[Stat] = []
+    for file in files:
+        is_full = len(some) == _FETCHED_TOGETHER or sum(stat.size for stat in [*some, file]) > FETCHED_BYTES
+        if some and is_full:
+            yield some
+            some = []
+        some.append(file)
+    if some:
+        yield some
 
 
 def _part_of_batch(rows: pa.RecordBatch) -> float:

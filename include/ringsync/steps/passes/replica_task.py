@@ -36,7 +36,8 @@ class ReplicaTask:
         table = self.reader.table
         for key in keys:
             writer = DataFileWriter(changes_schema(table))
-            for rows in pieces({key: self.reader.version.from_store(decode_rows(store.get(key)))}, table):
+            changes = {key: self.reader.version.from_store(decode_rows(store.get(key)))}
+            for rows in pieces(changes, table, read_whole=True):
                 merged = under_deletions(self.reader, ChangeRows.of(rows[key]))
                 images = complete_rows(self.reader, merged).images
                 seen(table, images)

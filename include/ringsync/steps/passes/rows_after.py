@@ -37,6 +37,7 @@ from ringsync.ring.ranks import RankedRing
 from ringsync.schema.table import TableSchema
 from ringsync.sources.lookup.read import RowsRead, UnreadRow, read_rows
 from ringsync.sources.scan.scan import scan_session, tells_element_times
+from ringsync.steps.passes.pieces import seen_partitions
 from ringsync.steps.passes.rows_before import Before, Said, alive, removed_rows, rows_before
 from ringsync.wiring import cluster_settings, store_of
 
@@ -94,6 +95,11 @@ class AfterReader:
     def table(self) -> TableSchema:
         """The table in this version."""
         return self.version.table
+
+    @property
+    def reads_partitions(self) -> bool:
+        """Whether messages need the replica's rows of partitions in which a change may touch any row."""
+        return self.replica is not None and (self.mode == "replica" or self.before or self.expand)
 
     @property
     def misfits(self) -> Literal["error", "raw"]:
@@ -309,7 +315,11 @@ def previous_of(reader: AfterReader, merged: ChangeRows, images: pa.RecordBatch)
     :param images: images of the changes of rows
     """
     assert reader.replica is not None
-    return previous_images(reader.replica, reader.table, images, whole_partitions(merged))
+    whole = whole_partitions(merged)
+    previous = previous_images(reader.replica, reader.table, images, whole)
+    if len(whole):
+        seen_partitions(reader.table, whole, previous)
+    return previous
 
 
 def whole_partitions(merged: ChangeRows) -> pa.Array:

@@ -36,8 +36,17 @@ from ringsync.images.to_changes import change_rows_of, has_clustering, image_key
 from ringsync.images.visible import same_keys
 from ringsync.ledger.passes import Digests, among, digest_halves, first_of_each, sorted_digests
 from ringsync.schema.table import TableSchema
-from ringsync.sources.lookup.read import IN_FLIGHT, ROWS_AT_ONCE
-from ringsync.sources.scan.pages import PASSING_ERRORS, RETRY_DELAYS_S, Asked, Pages, Request, Stuck, row_count
+from ringsync.sources.lookup.read import BYTES_AT_ONCE, IN_FLIGHT, ROWS_AT_ONCE, has_room
+from ringsync.sources.scan.pages import (
+    PASSING_ERRORS,
+    RETRY_DELAYS_S,
+    Asked,
+    Pages,
+    Request,
+    Stuck,
+    row_count,
+    select_of,
+)
 from ringsync.sources.scan.scan import scan_query, scan_session, tells_element_times
 from ringsync.sources.scan.where import all_of
 from ringsync.steps.passes.rows_after import AfterReader, UnreadRowsError, read_keys
@@ -185,7 +194,7 @@ def _under(reader: AfterReader, deletions: ChangeRows, now_s: int, waiting: set[
     for lookup, page in _pages(reader, session, lookups, waiting):
         pages.append(page)
         of.append(lookup)
-        if sum(map(row_count, pages)) >= ROWS_AT_ONCE:
+        if sum(map(row_count, pages)) >= ROWS_AT_ONCE or sum(map(len, pages)) >= BYTES_AT_ONCE:
             yield decoded()
             pages, of = [], []
     if pages:
@@ -200,10 +209,14 @@ def _pages(
     waiting = deque(lookups)
     running: deque[tuple[_Lookup, Pages, Asked | None]] = deque()
     delays = defaultdict[ConsistencyLevel, list[float]](lambda: [*RETRY_DELAYS_S])
+    answered = False
     with ControlClient(reader.control) as permits:
         while waiting or running:
             while waiting and len(running) < IN_FLIGHT:
                 lookup = waiting[0]
+                size = session.sizes[select_of(lookup.request.cql), lookup.request.thorough]
+                if running and not (answered and has_room((asked for *_, asked in running), size)):
+                    break
                 asked_level = level_to_ask(session, reader.table, lookup.levels[0], reader.ring)
                 level = replace(settings, consistency_level=asked_level)
                 pages = Pages(
@@ -219,6 +232,7 @@ def _pages(
             lookup, pages, asked = running.popleft()
             try:
                 for page in pages.read(lookup.request, asked):
+                    answered = True
                     if lookup.place in waiting_deletions:
                         break
                     if row_count(page):
