@@ -97,3 +97,15 @@ def test_the_first_table_waits_for_no_record_of_the_others(
     disable_cdc(Shared(cluster), store, TABLES, set())
     moment = "cdc = false AND gc_grace_seconds = 8"
     assert cluster.done[:4] == ["record", f"orders: {moment}", "record", f"items: {moment}"]
+
+
+@pytest.mark.parametrize("damage", [b"{", b"[]", b"{}", b"7"])
+def test_a_damaged_record_keeps_no_table_from_losing_cdc(
+    cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: bytes
+) -> None:
+    """One of them was an error of all tables."""
+    store = LocalStore(tmp_path)
+    store.put(enable_cdc.record_key(TABLES[1].table_id), damage)
+    assert disable_cdc(Shared(cluster), store, TABLES, set()) == ["disabled now"] * 2
+    assert (cluster.options["items"], store.list()) == ([False, 7], [])
+    assert "gc_grace_seconds of shop.items may be one second too long, and stays 7" in capsys.readouterr().out

@@ -27,7 +27,7 @@ from ringsync.cluster.node import NO_ANSWER, Node, one_node
 from ringsync.cluster.shared import Shared
 from ringsync.schema.table import TableSchema, UnreadableTable
 from ringsync.steps.application import StepError
-from ringsync.storage.port import ObjectStore, get_json
+from ringsync.storage.port import ChecksumError, ObjectStore, get_json
 
 OPTIONS = "SELECT cdc, gc_grace_seconds FROM system_schema.tables WHERE keyspace_name = %s AND table_name = %s"
 
@@ -216,13 +216,21 @@ def _look(node: Node, store: ObjectStore, table: Named, cdc: bool) -> Enabling |
     if options is None:
         return None
     found = Enabling(table, int(options.gc_grace_seconds), bool(options.cdc), is_in_moment=False)
-    record = get_json(store, found.key)
-    if record is None:
-        return found
-    if record["for_a_moment"] != found.grace:
+    try:
+        if (record := get_json(store, found.key)) is None:
+            return found
+        grace, for_a_moment = int(record["gc_grace_seconds"]), int(record["for_a_moment"])
+    except (ChecksumError, ValueError, TypeError, KeyError) as error:
+        print(
+            f"ringsync: warning: {store.uri(found.key)} cannot be read ({type(error).__name__}): gc_grace_seconds of "
+            f"{table.full_name} may be one second too long, and stays {found.grace}",
+            flush=True,
+        )
+        grace = for_a_moment = -1
+    if for_a_moment != found.grace:
         # A killed run may not have come to the moment: once more does no harm.
         return replace(found, has_cdc=found.has_cdc and not cdc)
-    return replace(found, grace=int(record["gc_grace_seconds"]), is_in_moment=True)
+    return replace(found, grace=grace, is_in_moment=True)
 
 
 def _alter(node: Node, alterations: Iterable[tuple[Named, str]], what: str) -> dict[Named, Exception]:
