@@ -81,8 +81,11 @@ def look_at_statuses(store: ObjectStore) -> Statuses:
             return str(error) or type(error).__name__
 
     stats = list_named(store, _FOLDER, r"[^/ ]+/[^/ ]+\.json")
-    with ThreadPoolExecutor(READERS, thread_name_prefix="statuses") as readers:  # there is one for each queue
-        answers = list(readers.map(read, stats))
+    if len(stats) < READERS:
+        answers = list(map(read, stats))
+    else:  # two or three for each queue
+        with ThreadPoolExecutor(READERS, thread_name_prefix="statuses") as readers:
+            answers = list(readers.map(read, stats))
     for stat, answer in zip(stats, answers, strict=True):
         loop = _loop(stat)
         if isinstance(answer, str):
