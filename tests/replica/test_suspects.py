@@ -214,14 +214,14 @@ def test_few_suspects_of_many_files_are_looked_at_together(tmp_path: Path) -> No
     _, found = case.first([image(n) for n in range(30)])
     few = [suspects(found.slice(n, 3), NOW + n % 2) for n in range(0, 30, 3)]
     keys = [key for rows in few for key in put_suspects(store, "verify/r/", rows)]
-    assert few_together(store, "verify/r/", keys) == [keys]
+    assert few_together(keys) == [keys]
     assert [(len(rows), set(rows["now_s"].to_pylist())) for rows in get_suspects(store, keys)] == [
         (15, {NOW}),
         (15, {NOW + 1}),
     ]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ringsync.steps.replica.kept.BYTES_TOGETHER", 3 * store.stat(keys[0]).size + 99)  # type: ignore[union-attr]
-        groups = few_together(store, "verify/r/", keys)
+        patch.setattr("ringsync.steps.replica.kept.BYTES_TOGETHER", 3 * max(rows.nbytes for rows in few))
+        groups = few_together(keys)
     assert [len(group) for group in groups] == [3, 3, 3, 1]
     assert [key for group in groups for key in group] == keys
 
@@ -246,6 +246,22 @@ def test_what_only_one_replica_of_the_source_has_is_no_difference(tmp_path: Path
     assert case.look(found, [image(1)]).outcomes == Counter(different=1)
     there = batch([image(1, v=2, at=9)]), NOW + 61
     assert case.look(found, [image(1)], rows_of_all=lambda keys: there).outcomes == Counter(equal=1)
+
+
+def test_a_node_that_is_down_keeps_no_other_rows_from_being_read_from_all(tmp_path: Path) -> None:
+    """With 100 nodes, one of them down, no row of 44 of 50 files with 50 rows was: what one replica has was "extra"."""
+    case = Case(tmp_path, [image(1, v=2, at=9), image(2, v=2, at=9)])
+    source = [image(1), image(2)]
+    _, found = case.first(source)
+    asked: list[int] = []
+
+    def of_all(keys: pa.RecordBatch) -> tuple[pa.RecordBatch, int]:
+        asked.extend(keys["token"].to_pylist())
+        return batch([image(1, v=2, at=9)]), NOW + 61
+
+    judged = case.look(found, source, rows_of_all=of_all, are_up=lambda tokens: tokens == 10)
+    assert asked == [10]
+    assert judged.outcomes == Counter(equal=1, different=1)
 
 
 def test_what_the_source_cannot_tell_needs_no_third_look(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import itertools
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -116,6 +118,25 @@ def test_equal_sides_are_read_once(examined: Callable[..., Examined]) -> None:
     found = table()
     assert (found.is_equal, found.source_rows, found.differing_ranges, found.rows["equal"]) == (True, 40, (), 0)
     assert table.scans == 4
+
+
+def test_a_large_source_is_read_in_pieces_also_in_a_run_for_many_tables(examined: Callable[..., Examined]) -> None:
+    """The plan of a table among many has one split: the source of a table of a TiB was one piece of 148 GiB."""
+    table = examined([], [])
+    edges = np.linspace(-(2**63), 2**63 - 1, 257, dtype=np.float64).astype(object)
+    edges = [-(2**63), *(int(edge) for edge in edges[1:-1]), 2**63 - 1]
+    ring = (
+        ReplicaRange(TokenRange(edges[0], edges[100] + 7), ("a",)),
+        ReplicaRange(TokenRange(edges[100] + 7, edges[-1]), ("b",)),
+    )
+    plan = ScanPlan(TABLE, Selection(), 1000, True, True, "LOCAL_QUORUM", "raw", "", (Split(ring),))
+    seen = replace(state_of(table.case.folder, TABLE), base_rows=10**10, base_bytes=2**40)
+    found = [piece for _, piece in checksums.pieces(0, Sides(plan, seen, True, tuple(range(90, 127))), edges, 2)]
+    sides = Counter(piece.side for piece in found)
+    assert sides == {"source": 37, "replica": 37}
+    parts = [part.range for piece in found if isinstance(piece.part, Split) for part in piece.part.ranges]
+    assert (parts[0].start, parts[-1].end) == (edges[90], edges[127])
+    assert all(one.end == other.start for one, other in itertools.pairwise(parts))
 
 
 def test_differences_are_counted_and_their_ranges_named(examined: Callable[..., Examined]) -> None:

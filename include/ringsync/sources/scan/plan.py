@@ -128,6 +128,14 @@ def within(plan: ScanPlan, ranges: Iterable[tuple[int, int]]) -> ScanPlan:
     return replace(plan, splits=tuple(splits))
 
 
+def parted(plan: ScanPlan, parts: Iterable[Iterable[tuple[int, int]]]) -> ScanPlan:
+    """Restrict a plan to parts of the ring, each of which has tasks of its own, however large its splits are.
+
+    :param parts: token ranges (start, end] of each, all of them disjoint, without wrap
+    """
+    return replace(plan, splits=tuple(split for ranges in parts for split in within(plan, ranges).splits))
+
+
 def split_to_json(split: Split) -> dict[str, Any]:
     """Write a split as a JSON object, for :func:`split_from_json`."""
     return {"ranges": [[part.range.start, part.range.end, *part.endpoints] for part in split.ranges]}

@@ -27,7 +27,7 @@ from ringsync.replica.compare import compare_rows
 from ringsync.replica.lookup import images_between
 from ringsync.ring.splits import Split
 from ringsync.sources.cassandra_table import read_split
-from ringsync.sources.scan.plan import ScanPlan, within
+from ringsync.sources.scan.plan import ScanPlan, parted, within
 from ringsync.steps.application import Application, TaskFailedError, driver_host, task_failure
 from ringsync.steps.replica.kept import FirstLook, Keep
 from ringsync.steps.tables import at_once, halved, together
@@ -285,23 +285,35 @@ def _sums_of(told: Sequence[dict[str, Any]], bounds: Integers) -> tuple[pa.Table
 
 
 def pieces(number: int, sides: Sides, edges: Sequence[int], least: int) -> Iterator[tuple[float, Piece]]:
-    """Cut both sides of a table into pieces, each with its approximate size in bytes.
+    """Cut both sides of a table into pieces, each with its approximate size in bytes. The plan of one table among many
+    has no small splits: its source is cut as its replica is.
 
     :param least: least number of pieces of the replica
     """
     plan, seen = replace(sides.plan, splits=()), sides.seen
     chosen = sides.chosen if sides.chosen is not None else tuple(range(len(edges) - 1))
-    part = len(chosen) / (len(edges) - 1)
-    size, rows = part * (seen.base_bytes + seen.changed_bytes), part * (seen.base_rows + seen.changed_rows)
-    splits = within(sides.plan, runs_of(chosen, edges)).splits
+    size = len(chosen) / (len(edges) - 1) * (seen.base_bytes + seen.changed_bytes)
+    parts = [runs_of(part, edges) for part in parts_of(chosen, seen, edges, least)]
+    splits = parted(sides.plan, parts).splits
     for place, split in enumerate(splits):
         yield size / len(splits), Piece(number, place, plan, split)
-    wanted = int(rows) // ROWS_OF_A_TASK, int(part * seen.changed_bytes) // CHANGES_OF_A_TASK
-    count = min(max(least, *wanted), len(chosen))
-    cuts = [len(chosen) * piece // count for piece in range(count + 1)] if count else []
-    ranges = [run for start, end in itertools.pairwise(cuts) for run in runs_of(chosen[start:end], edges)]
+    ranges = [run for runs in parts for run in runs]
     for place, (start, end) in enumerate(ranges, len(splits)):
         yield size / len(ranges), Piece(number, place, plan, (seen, start, end))
+
+
+def parts_of(chosen: Sequence[int], seen: ReplicaState, edges: Sequence[int], least: int) -> list[Sequence[int]]:
+    """Cut some token ranges of a table into parts, each of which a task reads.
+
+    :param chosen: numbers of the ranges, rising
+    :param edges: tokens in rising order; range ``i`` is (edges[i], edges[i + 1]]
+    :param least: least number of parts
+    """
+    share = len(chosen) / (len(edges) - 1)
+    rows, changed_bytes = share * (seen.base_rows + seen.changed_rows), share * seen.changed_bytes
+    count = min(max(least, int(rows) // ROWS_OF_A_TASK, int(changed_bytes) // CHANGES_OF_A_TASK), len(chosen))
+    cuts = [len(chosen) * part // count for part in range(count + 1)] if count else []
+    return [chosen[start:end] for start, end in itertools.pairwise(cuts)]
 
 
 def runs_of(chosen: Sequence[int], edges: Sequence[int]) -> list[tuple[int, int]]:

@@ -17,7 +17,7 @@ from ringsync.config import Config
 from ringsync.images.judgement import OUTCOMES
 from ringsync.ring.ranks import RankedRing, ranked
 from ringsync.ring.tokens import MAX_TOKEN, WHOLE_RING
-from ringsync.sources.scan.plan import ScanPlan, within
+from ringsync.sources.scan.plan import parted
 from ringsync.steps.application import Application, StepError, TaskFailedError, spark_is_gone
 from ringsync.steps.replica.caught_up import longest_sync_period_ms, newest_plan
 from ringsync.steps.replica.follow_schema import followed_state
@@ -96,17 +96,22 @@ class Examine:
             for number, of in enumerate(sums)
         ]
 
-    def source_images(self, plan: ScanPlan, ranges: Ranges, level: str) -> Any:
+    def source_images(self, sides: Sides, ranges: Ranges, level: str) -> Any:
         """Return the row images of token ranges of the source, as a DataFrame.
 
+        :param ranges: token ranges (start, end] between the bounds of this comparison
         :param level: consistency level
         """
         from ringsync.sources.cassandra_table import CassandraTable
+        from ringsync.steps.replica.checksums import parts_of, runs_of
 
-        spark = self._spark()
+        spark, edges = self._spark(), self._edges
+        chosen = [edges.index(start) for start, _ in sorted(ranges)]
+        parts = parts_of(chosen, sides.seen, edges, spark.sparkContext.defaultParallelism)
+        plan = parted(sides.plan, [runs_of(part, edges) for part in parts])
         spark.dataSource.register(CassandraTable)
         reader = spark.read.format("cassandra_table").option("config", self._application.config_path)
-        return reader.option("plan", replace(within(plan, ranges), consistency_level=level).to_json()).load()
+        return reader.option("plan", replace(plan, consistency_level=level).to_json()).load()
 
     def _first_looks(
         self, spark: Any, tables: dict[int, tuple[Sides, tuple[tuple[int, int], ...]]], rows: dict[int, int]
@@ -158,7 +163,7 @@ class Examine:
         limit_batches(spark, seen.base_rows + seen.changed_rows, seen.base_bytes + seen.changed_bytes)
         return FirstLook(
             *compare_in_spark(
-                as_selected(self.source_images(plan, ranges, plan.consistency_level), table, plan.now),
+                as_selected(self.source_images(sides, ranges, plan.consistency_level), table, plan.now),
                 # The condition comes first: otherwise all rows would go through the functions in Python.
                 live(
                     replica.images_at(spark, seen).where(token_condition(ranges)).withColumns(with_token),

@@ -23,8 +23,8 @@ _FOLDER = "verify/"
 _LEFT_MS = 8 * 86_400_000
 """Nobody looks any more at suspects that are so old, ms: no run takes so long."""
 
-BYTES_TOGETHER = 1 << 20
-"""About how many bytes of files of suspects are looked at together: compressed, some thousand rows."""
+BYTES_TOGETHER = 8 << 20
+"""About how many bytes of suspects, in memory, are looked at together: some thousand rows."""
 
 
 def folder_of(run: str, began_ms: int) -> str:
@@ -72,10 +72,10 @@ class Keep:
 
 
 def put_suspects(store: ObjectStore, folder: str, rows: pa.RecordBatch) -> list[str]:
-    """Put suspects, and return the keys of their files."""
+    """Put suspects, and return the keys of their files, whose names have the bytes of the rows in memory."""
     most = max(1, min(ROWS_OF_A_FILE, BYTES_OF_A_FILE * len(rows) // max(1, rows.nbytes)))
     parts = [rows.slice(start, most) for start in range(0, len(rows), most)]
-    keys = [f"{folder}{uuid.uuid4().hex}.arrow" for _ in parts]
+    keys = [f"{folder}{uuid.uuid4().hex}-{part.nbytes}.arrow" for part in parts]
     for key, part in zip(keys, parts, strict=True):
         store.put(key, encode_rows(part))
     return keys
@@ -90,18 +90,18 @@ def get_suspects(store: ObjectStore, keys: Iterable[str]) -> list[pa.RecordBatch
     return [pa.concat_batches(batches) for batches in of_moment.values()]
 
 
-def few_together(store: ObjectStore, folder: str, keys: Iterable[str]) -> list[list[str]]:
+def few_together(keys: Iterable[str]) -> list[list[str]]:
     """Group files of suspects that are looked at together: each look reads much of the replica, however few they are.
 
-    :param folder: the run's
+    :param keys: as :func:`put_suspects` returns them: they have the bytes of the rows
     """
-    sizes = {stat.key: stat.size for stat in store.list(folder)}
     groups: list[list[str]] = []
     room = 0
     for key in keys:
-        if not groups or sizes.get(key, 0) > room:
+        size = int(key.rpartition("-")[2].removesuffix(".arrow"))
+        if not groups or size > room:
             groups.append([])
             room = BYTES_TOGETHER
         groups[-1].append(key)
-        room -= sizes.get(key, 0)
+        room -= size
     return groups

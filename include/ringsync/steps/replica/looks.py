@@ -103,6 +103,7 @@ class LookTask:
                     partial(previous_images, of_table.seen, of_table.plan.table),
                     partial(self.read, of_table, permits, level),
                     partial(self.read_of_all, of_table, permits),
+                    lambda tokens: of_table.ring.all_live[of_table.ring.numbers_of(tokens)],
                     of_table.has_all,
                     of_table.waiting,
                     slack_of(of_table.plan),
@@ -151,8 +152,7 @@ class LookTask:
         self, of_table: TableLook, permits: Permits, keys: pa.RecordBatch
     ) -> tuple[pa.RecordBatch, int] | None:
         """Read rows from all replicas, as of now; None: a replica does not answer, or the cluster forbids it."""
-        is_alive = of_table.ring.all_live[of_table.ring.numbers_of(keys["token"].to_numpy())].all()
-        if of_table.copy is not None or not is_alive:
+        if of_table.copy is not None:
             return None
         try:
             return self.read(of_table, permits, "ALL", keys)
@@ -254,7 +254,7 @@ class Looker:
         before = {number: tables[number].found.files for number in looks}
 
         def work(numbers: Sequence[int]) -> list[list[Any]]:
-            pieces = [(number, keys) for number in numbers for keys in few_together(store, self.folder, before[number])]
+            pieces = [(number, keys) for number in numbers for keys in few_together(before[number])]
             chosen = {number: looks[number] for number in numbers}
             limit = config.verify.max_listed_differences
             task = LookTask(config, control.address, self.folder, self.edges, limit, chosen)
