@@ -20,7 +20,9 @@ from ringsync.cluster.cluster import read_ring
 from ringsync.cluster.limits import Limiter
 from ringsync.cluster.schema import read_table
 from ringsync.cluster.session import close_all, connect
-from ringsync.config import load_config
+from ringsync.config import Config, load_config
+from ringsync.replica.base import base_folder
+from ringsync.replica.delta_log import read_snapshot, remove
 from ringsync.ring.ranks import ranked
 from ringsync.sources.cassandra_table import read_split
 from ringsync.sources.lookup.read import read_rows
@@ -131,7 +133,17 @@ def test_wide_rows(table: str, node: CassandraNode, wire: Meter, conf: Path, spa
     assert reads.step("bootstrap_scan")["rows"] == rows
     reads.step("bootstrap_drain")
     assert reads.step("replica_verify")["rows"] == rows
+    lose_all_rows(config, table)
+    repaired = reads.step("replica_verify", repair=True)
+    assert (repaired["before_repair"]["replica_rows"], repaired["replica_rows"]) == (0, rows)
     reads.check()
+
+
+def lose_all_rows(config: Config, table: str) -> None:
+    """Remove all rows of a replica."""
+    store, folder = store_of(config), base_folder("big", table)
+    before = read_snapshot(store, folder)
+    remove(store, folder, before, before.files, now_ms=int(time.time() * 1000))
 
 
 LOOKED_UP = 3_000

@@ -16,7 +16,14 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import TimestampType
 
 from ringsync.config import ConfigError, load_config
-from ringsync.replica.session import _settings, _with_tries, check_file_system, limit_batches
+from ringsync.replica.session import (
+    MOST_BYTES,
+    _settings,
+    _with_tries,
+    check_file_system,
+    limit_batch_bytes,
+    limit_batches,
+)
 from ringsync.storage import SPARK_FILE_SYSTEM, spark_options
 from ringsync.wiring import store_of
 from servers.gcs import GcsEmulator
@@ -60,6 +67,27 @@ def test_batches_of_long_rows_have_few_of_them(spark: SparkSession, size: int, m
     finally:
         limit_batches(spark, 0, 0)
     assert (sum(counts), max(counts)) == (3000, most)
+
+
+@pytest.mark.spark
+def test_wide_rows_among_many_narrow_ones_make_no_large_batch(spark: SparkSession) -> None:
+    """100 rows of 2.5 MB among 20,000 of 100 bytes are 12 KB on average: a repair of such a table ran out of memory."""
+
+    def size(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            yield pa.record_batch([pa.array([batch.nbytes]), pa.array([batch.num_rows])], names=["size", "rows"])
+
+    width = 2_500_000
+    rows = spark.range(0, 3000, 1, 1).selectExpr(
+        f"repeat('x', CASE WHEN id BETWEEN 1000 AND 1099 THEN {width} ELSE 9 END) v"
+    )
+    try:
+        limit_batch_bytes(spark)
+        found = rows.mapInArrow(size, "size bigint, rows bigint").toArrow()
+    finally:
+        spark.conf.unset("spark.sql.execution.arrow.maxBytesPerBatch")
+    assert sum(found["rows"].to_pylist()) == 3000
+    assert max(found["size"].to_pylist()) <= MOST_BYTES + 2 * width
 
 
 def test_the_store_gives_defaults_and_whoever_submits_wins(monkeypatch: pytest.MonkeyPatch) -> None:

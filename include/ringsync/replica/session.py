@@ -27,6 +27,9 @@ MOST_ROWS = 1000
 BATCH_BYTES = 16 << 20
 """Size of a batch's rows in compressed files. In memory they take some ten times as much."""
 
+MOST_BYTES = 32 << 20
+"""Bytes of a batch in memory, where they are limited: it has one row more."""
+
 TASK_TRIES = 4
 """How often a cluster tries a task (``spark.task.maxFailures``)."""
 
@@ -131,6 +134,12 @@ def limit_batches(spark: SparkSession, rows: int, size: int) -> None:
     """
     fitting = BATCH_BYTES * rows // size if size else MOST_ROWS
     spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", str(max(1, min(MOST_ROWS, fitting))))
+
+
+def limit_batch_bytes(spark: SparkSession) -> None:
+    """Limit the session's batches to :data:`MOST_BYTES`, also where a few wide rows lie among many narrow ones: an
+    average says nothing of them. It takes Spark twice as long, so it is for work that is rare."""
+    spark.conf.set("spark.sql.execution.arrow.maxBytesPerBatch", str(MOST_BYTES))
 
 
 def _with_tries(master: str) -> str:

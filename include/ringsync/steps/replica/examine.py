@@ -153,14 +153,14 @@ class Examine:
 
         from ringsync.replica.base import replica_folder
         from ringsync.replica.compare import compare_in_spark
-        from ringsync.replica.session import limit_batches
+        from ringsync.replica.session import limit_batch_bytes
         from ringsync.replica.table import ReplicaTable, token_condition
         from ringsync.replica.view import as_selected, live
 
         plan, seen, table = sides.plan, sides.seen, sides.plan.table
         with_token = {"token": coalesce("token", lit(MAX_TOKEN))}  # as in images_between
         replica = ReplicaTable(self._application.store.uri(replica_folder(table.keyspace, table.name)), table)
-        limit_batches(spark, seen.base_rows + seen.changed_rows, seen.base_bytes + seen.changed_bytes)
+        limit_batch_bytes(spark)
         return FirstLook(
             *compare_in_spark(
                 as_selected(self.source_images(sides, ranges, plan.consistency_level), table, plan.now),
