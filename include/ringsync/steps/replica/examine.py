@@ -96,9 +96,10 @@ class Examine:
             for number, of in enumerate(sums)
         ]
 
-    def source_images(self, sides: Sides, ranges: Ranges, level: str) -> Any:
+    def source_images(self, sides: Sides, rows: int, ranges: Ranges, level: str) -> Any:
         """Return the row images of token ranges of the source, as a DataFrame.
 
+        :param rows: number of the source's rows, in all ranges
         :param ranges: token ranges (start, end] between the bounds of this comparison
         :param level: consistency level
         """
@@ -107,7 +108,7 @@ class Examine:
 
         spark, edges = self._spark(), self._edges
         chosen = [edges.index(start) for start, _ in sorted(ranges)]
-        parts = parts_of(chosen, sides.seen, edges, spark.sparkContext.defaultParallelism)
+        parts = parts_of(chosen, edges, rows, 0, spark.sparkContext.defaultParallelism)
         plan = parted(sides.plan, [runs_of(part, edges) for part in parts])
         spark.dataSource.register(CassandraTable)
         reader = spark.read.format("cassandra_table").option("config", self._application.config_path)
@@ -141,14 +142,14 @@ class Examine:
         }
         for number in tables.keys() - looks.keys():
             try:
-                looks[number] = self._compared_by_spark(spark, *tables[number])
+                looks[number] = self._compared_by_spark(spark, rows[number], *tables[number])
             except Exception as error:
                 if spark_is_gone(context):
                     raise
                 looks[number] = error
         return looks
 
-    def _compared_by_spark(self, spark: Any, sides: Sides, ranges: Ranges) -> FirstLook:
+    def _compared_by_spark(self, spark: Any, rows: int, sides: Sides, ranges: Ranges) -> FirstLook:
         from pyspark.sql.functions import coalesce, lit
 
         from ringsync.replica.base import replica_folder
@@ -163,7 +164,7 @@ class Examine:
         limit_batch_bytes(spark)
         return FirstLook(
             *compare_in_spark(
-                as_selected(self.source_images(sides, ranges, plan.consistency_level), table, plan.now),
+                as_selected(self.source_images(sides, rows, ranges, plan.consistency_level), table, plan.now),
                 # The condition comes first: otherwise all rows would go through the functions in Python.
                 live(
                     replica.images_at(spark, seen).where(token_condition(ranges)).withColumns(with_token),

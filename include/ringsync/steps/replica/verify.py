@@ -274,7 +274,7 @@ def correct(application: Application, examine: Examine, sides: Sides, found: Com
     def write() -> WriteResult:
         return repair(
             replica,
-            examine.source_images(sides, found.wrong_ranges, level),
+            examine.source_images(sides, found.source_rows, found.wrong_ranges, level),
             found.wrong_ranges,
             up_to_pass=state_of(application, table).applied,
             properties={"run_id": application.run},
