@@ -16,6 +16,7 @@ from ringsync.steps.bootstrap import prepare as bootstrap_prepare
 from ringsync.steps.bootstrap import scan as bootstrap_scan
 from ringsync.steps.replica import merge as replica_merge
 from ringsync.steps.replica import verify as replica_verify
+from ringsync.storage.local import LocalStore
 from ringsync.streams.kafka.client import KafkaTopics
 from ringsync.wiring import store_of
 from servers.cassandra import CassandraNode
@@ -35,6 +36,18 @@ DEFAULTS = {
 }
 
 Step = Callable[..., tuple[Report, ExitCode]]
+
+
+@pytest.fixture
+def raw(tmp_path: Path) -> Path:
+    """A node's ``cdc_raw``, which is not there yet."""
+    return tmp_path / "cdc_raw"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalStore:
+    """An empty object store."""
+    return LocalStore(tmp_path / "lake")
 
 
 @pytest.fixture(scope="package")

@@ -114,16 +114,6 @@ def names(store: Any, folder: str) -> list[str]:
     return [entry.name for entry in archived(store, folder)]
 
 
-@pytest.fixture
-def raw(tmp_path: Path) -> Path:
-    return tmp_path / "cdc_raw"
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> LocalStore:
-    return LocalStore(tmp_path / "lake")
-
-
 def test_the_oldest_finished_segments_leave_until_there_is_room(raw: Path, store: LocalStore) -> None:
     files = fill(raw, 5)
     contents = [file.read_bytes() for file in files]

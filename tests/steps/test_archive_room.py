@@ -25,16 +25,6 @@ from tests.steps.test_archive import Nodes, Silent, archiver, config, fill, name
 from tests.steps.test_stager_cdc_off import index_of
 
 
-@pytest.fixture
-def raw(tmp_path: Path) -> Path:
-    return tmp_path / "cdc_raw"
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> LocalStore:
-    return LocalStore(tmp_path / "lake")
-
-
 def told(watch: Archiver, name: str = "a") -> tuple[list[Kind], str]:
     """What is raised of a node while the sync is stopped, and why."""
     statuses = {"commitlog_archive/default": {"at_ms": 0, "nodes": watch.status()}}

@@ -34,16 +34,6 @@ from tests.steps.test_stager_cdc_off import copy, index_of, sync_segment
 
 
 @pytest.fixture
-def raw(tmp_path: Path) -> Path:
-    return tmp_path / "cdc_raw"
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> LocalStore:
-    return LocalStore(tmp_path / "lake")
-
-
-@pytest.fixture
 def of_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Reprocessed:
     return Reprocessed(tmp_path, monkeypatch)
 
