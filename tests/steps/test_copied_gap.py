@@ -12,10 +12,13 @@ from ringsync.ledger.gaps import Gaps
 from ringsync.ledger.left_tables import LeftTable, forget_left, note_left
 from ringsync.ledger.passes import mark
 from ringsync.ring.tokens import TokenRange
+from ringsync.schema.table import Schema
 from ringsync.sources.scan.plan import Selection
 from ringsync.state.bootstrap import PUBLISHING
 from ringsync.status import BOOTSTRAPS, read_statuses
+from ringsync.steps.application import StepError
 from ringsync.steps.bootstrap import copied_gap, drain, prepare
+from ringsync.steps.bootstrap.cancel import cancel_one
 from ringsync.steps.bootstrap.copied_gap import note_before_copy, said_before_cdc
 from tests.steps.test_close import TABLE
 from tests.steps.test_holes import World, come_back, lose_cdc, world  # noqa: F401
@@ -121,6 +124,17 @@ def test_a_preparation_that_fails_hides_no_gap(away: World) -> None:
         away.plan()
         raise ValueError
     assert (raised(away), KEY in read_statuses(away.store)) == (1, False)
+
+
+def test_a_preparation_that_was_killed_is_cancelled(away: World) -> None:
+    """Its alarm is bootstrap-abandoned, which says so: there was nothing to cancel, and the alarm stayed."""
+    killed = said_before_cdc(away.store, TABLE, "r1", wanted=True)
+    killed.__enter__()
+    assert KEY in read_statuses(away.store)
+    state: Any = SimpleNamespace(find=lambda *name: None)
+    with pytest.raises(StepError, match="has no unfinished bootstrap"):
+        cancel_one(CONFIG, away.store, state, Schema((TABLE,)), TABLE.keyspace, TABLE.name)
+    assert KEY not in read_statuses(away.store)
 
 
 @pytest.mark.parametrize("wanted", [True, False])

@@ -25,6 +25,9 @@ from ringsync.steps.holes import note_back
 from ringsync.steps.loop import put_status
 from ringsync.storage.port import ObjectStore
 
+PREPARED = "in preparation"
+"""In place of a bootstrap's id in its status."""
+
 
 @contextmanager
 def said_before_cdc(store: ObjectStore, table: TableSchema, run: str, *, wanted: bool) -> Iterator[None]:
@@ -37,14 +40,20 @@ def said_before_cdc(store: ObjectStore, table: TableSchema, run: str, *, wanted:
     if not wanted or table.table_id not in left_tables(store) or store.stat(f"status/{key}.json") is not None:
         yield
         return
-    status = {"table": table.full_name, "table_id": table.table_id, "bootstrap": "", "run": run}
+    status = {"table": table.full_name, "table_id": table.table_id, "bootstrap": PREPARED, "run": run}
     put_status(store, BOOTSTRAPS.rstrip("/"), table.table_id, {**status, "step": "prepare", "fraction": 0.0})
     try:
         yield
     except BaseException:
-        if (read_status(store, key) or {}).get("bootstrap") == "":
-            forget(store, key)
+        forget_preparation(store, table.table_id)
         raise
+
+
+def forget_preparation(store: ObjectStore, table_id: str) -> None:
+    """Say no more that a bootstrap is being prepared: that has failed, or was killed. What a bootstrap says stays."""
+    key = f"{BOOTSTRAPS}{table_id}"
+    if (read_status(store, key) or {}).get("bootstrap") == PREPARED:
+        forget(store, key)
 
 
 def note_before_copy(store: ObjectStore, config: Config, session: Any, table: TableSchema) -> None:
