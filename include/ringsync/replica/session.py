@@ -45,7 +45,8 @@ DEFAULT_CONF: dict[str, str] = {
     "spark.databricks.delta.optimize.maxFileSize": str(128 * 1024 * 1024),
     # With a limit of bytes (SPARK-51316) Spark asks a batch for its size after every row, and then goes through all its
     # lists that are not set: 327,381 rows of 22 columns go to Python in 28 s with the limit, in 11 s without. The more
-    # rows a batch has, the worse. Small batches need no such limit; limit_batches looks after long rows.
+    # rows a batch has, the worse. Small batches need no such limit but where rows are long: limit_batches and
+    # limit_batch_bytes look after these.
     "spark.sql.execution.arrow.maxRecordsPerBatch": str(MOST_ROWS),
     "spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1),
     "spark.python.daemon.module": "ringsync.spark_daemon",
@@ -137,8 +138,8 @@ def limit_batches(spark: SparkSession, rows: int, size: int) -> None:
 
 
 def limit_batch_bytes(spark: SparkSession) -> None:
-    """Limit the session's batches to :data:`MOST_BYTES`, also where a few wide rows lie among many narrow ones: an
-    average says nothing of them. It takes Spark twice as long, so it is for work that is rare."""
+    """Limit the session's batches to :data:`MOST_BYTES`, also where a few wide rows lie among many narrow ones, of
+    which an average says nothing. Spark needs more than twice as long (:data:`DEFAULT_CONF`): for work that is rare."""
     spark.conf.set("spark.sql.execution.arrow.maxBytesPerBatch", str(MOST_BYTES))
 
 
