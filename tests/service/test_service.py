@@ -98,11 +98,12 @@ def test_start_status_and_stop(
     assert 'ringsync_status_timestamp_seconds{loop="bucket_close",queue="close"}' in capsys.readouterr().out
 
     store = store_of(load_config(conf))
-    assert "airflow-away" not in {alarm.kind for alarm in get_active(store).alarms}, "the task can ask Airflow, too"
+    # The task can ask Airflow, too: what was told while Airflow was starting is over.
+    until(lambda: "airflow-away" not in {alarm.kind for alarm in get_active(store).alarms}, 120)
     before = read_statuses(store)["commitlog_stage/default"]
     os.kill(before["pid"], signal.SIGKILL)
     killed = time.monotonic()
-    until(lambda: read_statuses(store)["commitlog_stage/default"]["pid"] != before["pid"], 60)
+    until(lambda: read_statuses(store)["commitlog_stage/default"]["pid"] != before["pid"], 180)
     seconds = time.monotonic() - killed
     assert read_statuses(store)["commitlog_stage/default"]["until"] == before["until"]
 
@@ -116,7 +117,7 @@ def test_start_status_and_stop(
     assert found["dags"]["commitlog_archive"]["run"]["state"] == "running"
     print(f"a killed loop worked again after {seconds:.1f} s")
     tags = {"application": "commitlog_stage"}
-    until(lambda: ("airflow.ringsync.commitlog_stage.rows", 17, tags) in collector.numbers, 30)
+    until(lambda: ("airflow.ringsync.commitlog_stage.rows", 17, tags) in collector.numbers, 120)
     node = {**tags, "node": "n1"}
     assert ("airflow.ringsync.commitlog_stage.backlog_bytes", 2.5, node) in collector.numbers
 

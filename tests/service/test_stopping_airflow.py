@@ -43,7 +43,7 @@ def test_it_runs_a_task_and_leaves_no_process_behind(airflow: Airflow, project: 
     started = project / "slow"
     started.unlink(missing_ok=True)
     client.trigger("replica_verify", "left-behind", {"table": "shop.slow"})
-    end = time.monotonic() + 60
+    end = time.monotonic() + 240  # beside other tests, two cores are busy
     while not (started.exists() and started.read_text()):
         assert time.monotonic() < end, "the task has not begun"
         time.sleep(0.3)
