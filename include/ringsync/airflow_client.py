@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from types import MappingProxyType
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import requests
 
@@ -17,6 +17,7 @@ RETRY_DELAYS_S = (0.5, 1.0, 2.0, 4.0)
 """Seconds before each repetition of a request that Airflow failed to answer: its database may be busy (SQLite)."""
 
 PAGE = 1000
+_ALL_TASKS = "dags/~/dagRuns/~/taskInstances"
 """Rows of a listing that are asked for at once. Airflow may give fewer (``[api] maximum_page_limit``)."""
 
 
@@ -195,7 +196,7 @@ class AirflowClient:
             if run["state"] in ("success", "failed"):
                 ended.setdefault(run["dag_id"], run)
         shown = [run for dag in ended for run in (newest[dag], ended[dag]) if all_tasks or run["state"] != "success"]
-        tasks = self._tasks_of(shown, all_tasks)
+        tasks = self._tasks_of(shown) if all_tasks else self._failed_tasks(since)
         found: dict[str, DagHealth | str] = {}
         for dag in dags:
             try:
@@ -215,18 +216,16 @@ class AirflowClient:
                 found[dag] = str(error)
         return found
 
-    def _tasks_of(
-        self, runs: Sequence[Mapping[str, Any]], all_tasks: bool
-    ) -> dict[tuple[str, str], list[Mapping[str, Any]]]:
-        """Return tasks by DAG and run."""
-        found: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    def _tasks_of(self, runs: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], list[Mapping[str, Any]]]:
+        """Return tasks by DAG and run. Airflow keeps each such request in its audit log."""
         asked = {name: sorted({run[name] for run in runs}) for name in ("dag_id", "dag_run_id")}
-        states = {} if all_tasks else {"state": ["failed"]}
-        body = {"dag_ids": asked["dag_id"], "dag_run_ids": asked["dag_run_id"], "order_by": "id", **states}
-        path = "dags/~/dagRuns/~/taskInstances/list"
-        for task in self._listed("POST", path, "task_instances", body) if runs else ():
-            found.setdefault(_key(task), []).append(task)
-        return found
+        body = {"dag_ids": asked["dag_id"], "dag_run_ids": asked["dag_run_id"], "order_by": "id"}
+        return _by_run(self._listed("POST", f"{_ALL_TASKS}/list", "task_instances", body) if runs else ())
+
+    def _failed_tasks(self, since: datetime) -> dict[tuple[str, str], list[Mapping[str, Any]]]:
+        """Return the failed tasks of all runs that began since a moment, by DAG and run."""
+        asked = urlencode({"state": "failed", "run_after_gte": since.isoformat(), "order_by": "id"})
+        return _by_run(self._listed("GET", f"{_ALL_TASKS}?{asked}", "task_instances"))
 
     def _listed(self, method: str, path: str, name: str, body: Mapping[str, Any] = MappingProxyType({})) -> list[Any]:
         """Read a listing, page by page.
@@ -336,6 +335,13 @@ def find_failure(log: Sequence[Mapping[str, Any] | str], lines: int = 20) -> Tas
 
 def _key(row: Mapping[str, Any]) -> tuple[str, str]:
     return row["dag_id"], row["dag_run_id"]
+
+
+def _by_run(tasks: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], list[Mapping[str, Any]]]:
+    found: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for task in tasks:
+        found.setdefault(_key(task), []).append(task)
+    return found
 
 
 def _run_state(run: Mapping[str, Any], tasks: Iterable[Mapping[str, Any]]) -> RunState:

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -244,7 +245,7 @@ def test_what_only_one_replica_of_the_source_has_is_no_difference(tmp_path: Path
     case = Case(tmp_path, [image(1, v=2, at=9)])
     _, found = case.first([image(1)])
     assert case.look(found, [image(1)]).outcomes == Counter(different=1)
-    there = batch([image(1, v=2, at=9)]), NOW + 61
+    there = batch([image(1, v=2, at=9)]), NOW + 61, np.array([True])
     assert case.look(found, [image(1)], rows_of_all=lambda keys: there).outcomes == Counter(equal=1)
 
 
@@ -255,12 +256,12 @@ def test_a_node_that_is_down_keeps_no_other_rows_from_being_read_from_all(tmp_pa
     _, found = case.first(source)
     asked: list[int] = []
 
-    def of_all(keys: pa.RecordBatch) -> tuple[pa.RecordBatch, int]:
+    def of_all(keys: pa.RecordBatch) -> tuple[pa.RecordBatch, int, Any]:
         asked.extend(keys["token"].to_pylist())
-        return batch([image(1, v=2, at=9)]), NOW + 61
+        return batch([image(1, v=2, at=9)]), NOW + 61, keys["token"].to_numpy() == 10
 
-    judged = case.look(found, source, rows_of_all=of_all, are_up=lambda tokens: tokens == 10)
-    assert asked == [10]
+    judged = case.look(found, source, rows_of_all=of_all)
+    assert sorted(asked) == [10, 20]
     assert judged.outcomes == Counter(equal=1, different=1)
 
 

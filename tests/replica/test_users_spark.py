@@ -77,6 +77,7 @@ def used(request: pytest.FixtureRequest, tmp_path: Path) -> Used:
     return Used(tmp_path, request.param).begin()
 
 
+@pytest.mark.chaos
 def test_all_that_is_honoured_at_once(spark: SparkSession, tmp_path: Path) -> None:
     """Commits have times that increase, rows have ids, the change feed is whole, properties and comments stay."""
     used, given, first = Used(tmp_path, "base").begin(), {}, {}

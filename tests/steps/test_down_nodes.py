@@ -70,14 +70,18 @@ def test_scylla_is_not_asked(asked: list[str]) -> None:
 
 
 def test_a_clock_that_was_ahead_does_not_count() -> None:
-    nodes = DownNodes({"at_ms": 9 * HOUR_MS, "down": {"b": {"endpoint": "b", "since_ms": 9 * HOUR_MS}}}, HOUR_MS)
+    nodes = DownNodes(
+        {"at_ms": HOUR_MS, "down_at_ms": 9 * HOUR_MS, "down": {"b": {"endpoint": "b", "since_ms": 9 * HOUR_MS}}},
+        HOUR_MS,
+    )
     nodes.look(plan(HOUR_MS, up=False, of_scylla=True), None, HOUR_MS)
     assert nodes.status()["down"]["b"]["since_ms"] == HOUR_MS
 
 
 def test_what_was_before_a_stop_does_not_count() -> None:
     """A node that was down two days ago, and restarts just now, was called down for two days."""
-    before = {"at_ms": HOUR_MS, "down": {"b": {"endpoint": "b", "since_ms": HOUR_MS}}}
+    # A loop that has restarted repeats what it said last until its first cycle ends.
+    before = {"at_ms": 49 * HOUR_MS, "down_at_ms": HOUR_MS, "down": {"b": {"endpoint": "b", "since_ms": HOUR_MS}}}
     nodes = DownNodes(before, 49 * HOUR_MS)
     nodes.look(plan(49 * HOUR_MS, up=False, of_scylla=True), None, 49 * HOUR_MS)
     assert told(nodes, 49 * HOUR_MS) == []

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from ringsync.changes.batch import ChangeRows
+from ringsync.changes.schema import OF_PARTITIONS, STATIC
 from ringsync.images.from_changes import row_images_of
 from ringsync.ledger.passes import pass_folder
 from ringsync.ledger.staging import encode_blocks, encode_rows, rows_key
@@ -117,7 +118,7 @@ def test_what_belongs_together_is_in_one_piece(seed: int) -> None:
     halves = {name: change_rows(part, TABLE) for name, part in (("a", writes[:400]), ("b", writes[400:]))}
     place_of: dict[Any, int] = {}
     digests: list[tuple[str, bytes]] = []
-    for place, piece in enumerate(pieces(halves, TABLE, read_whole=bool(seed % 2))):
+    for place, piece in enumerate(pieces(halves, TABLE, OF_PARTITIONS if seed % 2 else ())):
         for name, batch in piece.items():
             for row in batch.to_pylist():
                 digests.append((name, row["digest"]))
@@ -128,6 +129,19 @@ def test_what_belongs_together_is_in_one_piece(seed: int) -> None:
     assert sorted(digests) == sorted(
         (name, digest) for name, batch in halves.items() for digest in batch["digest"].to_pylist()
     )
+
+
+def test_only_partitions_that_are_read_are_pieces_of_their_own(lake: Lake) -> None:
+    """With expand_deletions each deleted or static partition was: 50,000 pieces of some objects each."""
+    reader = replace(lake.context(late=False).reader, replica=SimpleNamespace(), mode="none", expand=True)
+    static = change_rows([Write(n, None, None, AT + n) for n in range(60)], TABLE)
+    static = static.set_column(static.schema.names.index("kind"), "kind", pa.array([STATIC] * 60, static["kind"].type))
+    assert len([*pieces({"": static}, TABLE, reader.read_whole)]) <= 3
+    assert len([*pieces({"": static}, TABLE, replace(reader, before=True).read_whole)]) > 10
+    deleted = change_rows([RangeDelete(n, 2, 9, AT) for n in range(60)], TABLE)
+    assert len([*pieces({"": deleted}, TABLE, reader.read_whole)]) > 10
+    keys = replace(TABLE, columns=tuple(column for column in TABLE.columns if column.kind != "clustering"))
+    assert replace(reader, version=replace(VERSION, table=keys)).read_whole == ()
 
 
 def test_the_replica_s_rows(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:

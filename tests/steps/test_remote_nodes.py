@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from cassandra import InvalidRequest
+from cassandra import InvalidRequest, OperationTimedOut
 
 from ringsync.cluster.cluster import PARTITIONER
 from ringsync.cluster.connection import ScyllaConnection
@@ -26,9 +27,11 @@ from ringsync.steps.sync_plan import SyncPlan, plan_of
 from ringsync.storage.local import LocalStore
 
 MINUTE_MS, HOUR_MS = 60_000, 3_600_000
-NEAR, FAR = "near", "far"
+NEAR, FAR, BESIDE = "near", "far", "beside"
+"""Nodes; the last two are in one datacenter."""
+ADDRESSES = {NEAR: "10.0.0.1", FAR: "10.9.0.1", BESIDE: "10.9.0.2"}
 CONFIG: Any = SimpleNamespace(sync=SimpleNamespace(datacenters=()), server_name="test")
-EXPECTED = Expected.of_commit_logs([NEAR, FAR], archives=True)
+EXPECTED = Expected.of_commit_logs([*ADDRESSES], archives=True)
 
 
 class Answer(list[Any]):
@@ -44,68 +47,79 @@ class Answer(list[Any]):
 
 
 class World:
-    """A cluster of two datacenters with a node each, that is planned once in a minute by a session of its own, and its
-    far node's log is staged, and its ``cdc_raw`` emptied, while it lives.
+    """A cluster of two datacenters, that is planned once in a minute by a session of its own. The log of a far node is
+    staged, and its ``cdc_raw`` emptied, while it lives.
 
     :ivar shows: how the cluster shows its gossip
+    :ivar is_linked: another far node is heard
+    :ivar slow: answers of gossip that do not come
     """
 
     def __init__(self, store: LocalStore, shows: str) -> None:
         self.store, self.shows, self.now_ms = store, shows, 1_000 * HOUR_MS
-        self.is_alive = self.far_works = True
-        self.beats = 7
+        self.is_alive = self.far_works = self.is_linked = True
+        self.slow = 0
+        self.beats = self.beats_beside = 7
         self.plan = SyncPlan(Bucket(0, MINUTE_MS), (), {}, ())
         self.statuses: dict[str, Any] = {}
         self.close: dict[str, Any] | None = None
         self.unread_since_ms: dict[str, int] = {}
 
-    def session(self) -> Any:
-        """A session that was opened just now."""
-        near = SimpleNamespace(is_up=True, address="10.0.0.1", broadcast_address="10.0.0.1", host_id=NEAR)
-        far = SimpleNamespace(is_up=None, address="10.9.0.1", broadcast_address="10.9.0.1", host_id=FAR)
-        for host in (near, far):
-            host.endpoint = SimpleNamespace(address=host.address, port=9042)
+    def session(self, at: str = NEAR) -> Any:
+        """A session that was opened just now, in the datacenter of a node."""
+        hosts = []
+        for name, address in ADDRESSES.items():
+            is_local = (name == NEAR) == (at == NEAR)
+            host = SimpleNamespace(address=address, broadcast_address=address, host_id=name)
+            host.is_up = True if is_local and name != FAR else None
+            host.endpoint = SimpleNamespace(address=address, port=9042)
+            hosts.append(host)
         cluster = SimpleNamespace(
-            metadata=SimpleNamespace(all_hosts=lambda: [near, far]),
+            metadata=SimpleNamespace(all_hosts=lambda: hosts),
             refresh_nodes=lambda: None,
             connection_class=ScyllaConnection if self.shows == "status" else None,
         )
-        return SimpleNamespace(get_pool_state=lambda: [near], cluster=cluster, execute=self.execute)
+        pools = [host for host in hosts if host.is_up] * 2
+        return SimpleNamespace(get_pool_state=lambda: pools, cluster=cluster, execute=partial(self.execute, at))
 
-    def execute(self, query: str, parameters: Any = None, host: Any = None) -> Answer:
+    def execute(self, at: str, query: str, parameters: Any = None, host: Any = None) -> Answer:
         def row(name: str, **more: Any) -> Any:
-            return SimpleNamespace(
-                host_id=name, data_center=name, rack="r", tokens=["1" if name == NEAR else "2"], **more
-            )
+            datacenter = "near" if name == NEAR else "far"
+            tokens = [str([*ADDRESSES].index(name))]
+            return SimpleNamespace(host_id=name, data_center=datacenter, rack="r", tokens=tokens, **more)
 
         if "system.local" in query:
-            return Answer([row(NEAR, partitioner=PARTITIONER)])
+            return Answer([row(at, partitioner=PARTITIONER)])
         if "system.peers" in query:
-            return Answer([row(FAR)])
+            return Answer([row(name) for name in ADDRESSES if name != at])
+        if self.slow and "gossip_info" in query:
+            self.slow -= 1
+            raise OperationTimedOut
         if self.shows == "gossip" and "gossip_info" in query:
-            seconds = self.now_ms // 1000
+            beats = {NEAR: self.now_ms // 1000, FAR: self.beats, BESIDE: self.beats_beside}
             return Answer(
                 [
-                    SimpleNamespace(address="10.0.0.1", host_id=NEAR, generation=9, heartbeat=seconds),
-                    SimpleNamespace(address="10.9.0.1", host_id=FAR, generation=9, heartbeat=self.beats),
+                    SimpleNamespace(address=address, host_id=name, generation=9, heartbeat=beats[name])
+                    for name, address in ADDRESSES.items()
                 ]
             )
         if self.shows == "status" and "cluster_status" in query:
-            up = {NEAR: True, FAR: self.is_alive}
+            up = {NEAR: True, FAR: self.is_alive, BESIDE: self.is_linked}
             return Answer([SimpleNamespace(peer="10.0.0.1", host_id=name, up=up) for name, up in up.items()])
         raise InvalidRequest("there is no such table")
 
-    def pass_by(self, minutes: int) -> None:
+    def pass_by(self, minutes: int, at: str = NEAR) -> None:
         for _ in range(minutes):
             self.now_ms += MINUTE_MS
             self.beats += 60 * self.is_alive
-            self.plan = plan_of(self.store, CONFIG, self.session(), Bucket(self.now_ms, MINUTE_MS))
+            self.beats_beside += 60 * self.is_linked
+            self.plan = plan_of(self.store, CONFIG, self.session(at), Bucket(self.now_ms, MINUTE_MS))
             assert SyncPlan.from_json(self.plan.to_json()) == self.plan
             nodes = DownNodes(self.close, self.now_ms)
             nodes.look(self.plan, None, self.now_ms)
             self.close = {"at_ms": self.now_ms, "tables": {}, **nodes.status()}
-            for name in (NEAR, FAR):
-                if name == NEAR or (self.is_alive and self.far_works):
+            for name in ADDRESSES:
+                if name != FAR or (self.is_alive and self.far_works):
                     raw = {"endpoint": name, "free_bytes": 9, "total_bytes": 10}
                     self.statuses[f"{ARCHIVE}{name}"] = {"at_ms": self.now_ms, "nodes": {name: raw}}
                     log = {"clear_at_ms": self.now_ms, "is_read": True}
@@ -147,7 +161,7 @@ def test_a_dead_node_of_another_datacenter_is_down(world: World) -> None:
     assert (world.behind_ms(), world.kinds()) == (0, {Kind.NODE_PAST_HINTS})
     world.is_alive = True
     world.pass_by(1)
-    assert [host.up for host in world.plan.hosts] == [True, True]
+    assert all(host.up for host in world.plan.hosts)
     assert not world.kinds()
 
 
@@ -183,7 +197,40 @@ def test_after_a_stop_a_node_is_as_gossip_tells(world: World) -> None:
     world.pass_by(3)
     world.now_ms += 50 * HOUR_MS
     world.pass_by(1)
-    assert [host.up for host in world.plan.hosts] == [False, True]  # far, near
+    assert [host.id for host in world.plan.hosts if not host.up] == [FAR]
+
+
+@pytest.mark.parametrize("world", ["gossip"], indirect=True)
+def test_one_slow_answer_makes_no_dead_node_alive(world: World) -> None:
+    """It was up for an interval, and from then on had been down since a moment only: its hints were there again."""
+    world.pass_by(3)
+    world.is_alive = False
+    world.pass_by(12)
+    assert (world.behind_ms(), world.kinds()) == (0, {Kind.NODE_PAST_HINTS})
+    world.slow = 1
+    world.pass_by(1)
+    assert not world.slow
+    assert (world.behind_ms(), world.kinds()) == (0, {Kind.NODE_PAST_HINTS})
+
+
+@pytest.mark.parametrize("world", ["gossip"], indirect=True)
+def test_plans_of_both_datacenters_know_of_all_nodes(world: World) -> None:
+    """Who planned in the far one forgot what the near one had heard of it."""
+    world.is_alive = False
+    for _ in range(6):
+        world.pass_by(1, at=NEAR)
+        world.pass_by(1, at=BESIDE)
+    world.pass_by(1, at=NEAR)
+    assert [host.id for host in world.plan.hosts if not host.up] == [FAR]
+
+
+@pytest.mark.parametrize("world", ["gossip", "status"], indirect=True)
+def test_a_datacenter_that_is_cut_off_may_still_be_written_to(world: World) -> None:
+    """None of its nodes is heard, and its workers do not reach the store: its cdc_raw may fill."""
+    world.pass_by(3)
+    world.is_alive = world.is_linked = False
+    world.pass_by(8)
+    assert (world.behind_ms(), world.kinds()) == (0, {Kind.ARCHIVE_SILENT, Kind.NODE_PAST_HINTS})
 
 
 @pytest.mark.parametrize("world", ["gossip"], indirect=True)

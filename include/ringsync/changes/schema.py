@@ -11,6 +11,9 @@ from __future__ import annotations
 import pyarrow as pa
 
 ROW, STATIC, PARTITION_DELETION, RANGE_DELETION = range(4)
+DELETIONS = (PARTITION_DELETION, RANGE_DELETION)
+OF_PARTITIONS = (STATIC, *DELETIONS)
+"""Kinds of changes that may touch any row of a partition."""
 KINDS = ("row", "static", "partition_deletion", "range_deletion")
 """Names of a row's ``kind``, by number."""
 

@@ -7,7 +7,8 @@ driver connected. The database knows: gossip brings the heartbeats of all nodes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from contextlib import suppress
+from typing import Any, NamedTuple
 
 from ringsync.cluster.node import NO_ANSWER, Node
 from ringsync.cluster.scylla import is_scylla
@@ -44,19 +45,22 @@ def hear(
     return heard
 
 
-def heartbeats(node: Node, now_s: float) -> dict[str, tuple[int, int]]:
-    """Ask a node for the last heartbeat that it got from each node, by host id and by address; empty: it does not say,
+def heartbeats(nodes: Iterable[Node], now_s: float) -> dict[str, tuple[int, int]]:
+    """Ask nodes for the last heartbeat that they got from each node, by host id and by address; empty: they do not say,
     as Cassandra 4.0. (C: db/virtual/GossipInfoTable, since 4.1; ScyllaDB tells in ``system.cluster_status`` who is up.)
 
+    :param nodes: the first that answers tells
     :param now_s: present time, s since the epoch
     """
-    try:
-        if is_scylla(node):
-            rows = node.execute("SELECT peer, host_id, up FROM system.cluster_status")
-            told = [((row.peer, row.host_id), (int(now_s), 0)) for row in rows if row.up]
-        else:
-            rows = node.execute("SELECT address, host_id, generation, heartbeat FROM system_views.gossip_info")
-            told = [((row.address, row.host_id), (row.generation or 0, row.heartbeat or 0)) for row in rows]
-    except NO_ANSWER:
-        return {}
-    return {str(name): beat for names, beat in told for name in names if name}
+    for node in nodes:
+        with suppress(*NO_ANSWER):
+            return {str(name): beat for names, beat in _told(node, now_s) for name in names if name}
+    return {}
+
+
+def _told(node: Node, now_s: float) -> list[tuple[tuple[Any, Any], tuple[int, int]]]:
+    if is_scylla(node):
+        rows = node.execute("SELECT peer, host_id, up FROM system.cluster_status")
+        return [((row.peer, row.host_id), (int(now_s), 0)) for row in rows if row.up]
+    rows = node.execute("SELECT address, host_id, generation, heartbeat FROM system_views.gossip_info")
+    return [((row.address, row.host_id), (row.generation or 0, row.heartbeat or 0)) for row in rows]

@@ -61,7 +61,7 @@ class Silence:
         """Return what a node says without the silent ones among the others. To be asked at each look."""
         unsure = at.others.keys() - node.up if at.others else set()
         now = self._now()
-        beats = heartbeats(node, now) if unsure else {}
+        beats = heartbeats((node,), now) if unsure else {}
         self._heard = hear(beats, unsure, self._heard, now)
         patience = SILENT_S if beats else UNKNOWN_S
         silent = {address for address, heard in self._heard.items() if now - heard.since > patience}

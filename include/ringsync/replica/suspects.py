@@ -8,6 +8,7 @@ equal one of the looks, which their digests tell; only the others are judged cel
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ import pyarrow.compute as pc
 
 from ringsync.changes.keys.canonical import has_aliases
 from ringsync.changes.schema import ROW
-from ringsync.compiled.arrow import Integers, Mask
+from ringsync.compiled.arrow import Mask
 from ringsync.images.differences import Difference, row_differences
 from ringsync.images.digests import canonical
 from ringsync.images.judgement import DIFFERENT, EXACT, Copy, Looks, Outcome, Slack, judge
@@ -71,9 +72,8 @@ class Round:
         columns and ``_x``), and of the whole partitions with these tokens
     :ivar rows: reads images of the source by keys (:data:`ringsync.sources.lookup.keys.ROW_KEYS`), and tells as of
         which moment, s since the epoch
-    :ivar rows_of_all: does the same from all replicas, for rows that differ: a quorum may not show what only one has;
-        None: they cannot be read
-    :ivar are_up: tells of tokens whether all of their replicas are up
+    :ivar rows_of_all: does the same from all replicas, for rows that differ, and tells which keys could be read: a
+        quorum may not show what only one has; None: none can be read
     :ivar has_all: whether the replica has all that was logged at look 1
     :ivar waiting: rows that waited as late after that was logged, and before look 2
     :ivar copy: the table is not followed; None: it is
@@ -82,8 +82,7 @@ class Round:
 
     images: Callable[[pa.RecordBatch, pa.Array], pa.RecordBatch]
     rows: Callable[[pa.RecordBatch], tuple[pa.RecordBatch, int]]
-    rows_of_all: Callable[[pa.RecordBatch], tuple[pa.RecordBatch, int] | None] = lambda keys: None
-    are_up: Callable[[Integers], Mask] = lambda tokens: np.ones(len(tokens), np.bool_)
+    rows_of_all: Callable[[pa.RecordBatch], tuple[pa.RecordBatch, int, Mask] | None] = lambda keys: None
     has_all: bool = True
     waiting: WaitingRows = WaitingRows()
     slack: Slack = EXACT
@@ -229,12 +228,10 @@ def judge_suspects(found: pa.RecordBatch, table: TableSchema, looks: Round) -> J
         return ("late", ()) if waits[place] and outcome != "equal" else (outcome, differences)
 
     verdicts = [judge_at(place, third) for place in range(len(names))]
-    # One node that is down concerns the keys that it has, and no others.
-    are_up = looks.are_up(keys["token"].to_numpy())
-    differ = [place for place, (outcome, _) in enumerate(verdicts) if outcome in DIFFERENT and are_up[place]]
+    differ = [place for place, (outcome, _) in enumerate(verdicts) if outcome in DIFFERENT]
     if differ and (of_all := looks.rows_of_all(_lookup_keys(keys.take(pa.array(differ)), table))):
-        last = _Third.of(*of_all, images, table)
-        for place in differ:
+        last = _Third.of(*of_all[:2], images, table)
+        for place in itertools.compress(differ, of_all[2]):
             verdicts[place] = judge_at(place, last)
     left = [place for place, (outcome, _) in enumerate(verdicts) if outcome == "not_judged"]
     judged.count(verdicts, keys["token"].to_pylist(), looks.limit)

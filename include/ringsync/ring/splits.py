@@ -88,11 +88,15 @@ def plan_splits(
             for piece in share.unwrap()
             for part, holders in _cut_at_replicas(piece, ends, hosts)
         )
-        if len(ranges) == 1:
-            # A task reads two ranges at a time, so that a server need not wait for the task.
-            ranges = tuple(replace(ranges[0], range=half) for half in ranges[0].range.split(2))
-        splits.append(Split(ranges))
-    return _interleave(splits)
+        splits.append(split_of(ranges))
+    return interleaved(splits)
+
+
+def split_of(ranges: Sequence[ReplicaRange]) -> Split:
+    """Return a task that reads some ranges, two of them at a time, so that a server need not wait for the task."""
+    if len(ranges) == 1:
+        ranges = [replace(ranges[0], range=half) for half in ranges[0].range.split(2)]
+    return Split(tuple(sorted(ranges, key=lambda part: part.range)))
 
 
 def _preferred(holders: Sequence[Host], datacenter: str | None) -> tuple[Host, ...]:
@@ -130,7 +134,7 @@ def _least_loaded_first(holders: Sequence[Host], width: int, load: defaultdict[s
     return tuple(endpoints)
 
 
-def _interleave(splits: Sequence[Split]) -> tuple[Split, ...]:
+def interleaved(splits: Sequence[Split]) -> tuple[Split, ...]:
     """Order the splits so that tasks that start together ask different hosts."""
     by_host: dict[str, deque[Split]] = defaultdict(deque)
     for split in splits:

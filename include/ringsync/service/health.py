@@ -19,6 +19,7 @@ from ringsync.service.expected import ARCHIVE, CLOSE, SCHEMA, VERIFY_DAG, Expect
 from ringsync.service.problem import Kind, Problem
 from ringsync.status import BOOTSTRAPS, STALE_AFTER_S, Status, age_s, cycle_ms
 from ringsync.steps.close.closing import ALL_LOGS
+from ringsync.steps.sync_plan import FRESH_MS
 
 ROOMY = 0.25
 """Part of ``cdc_total_space`` that is free while trouble with the archive is not urgent."""
@@ -141,10 +142,12 @@ def _silent(
 
 
 def _has_live_node(loop: str, statuses: Mapping[str, Status], now_s: float) -> bool:
-    """Tell whether a node may be alive whose archive a loop is. Who was down before a stop may be up since."""
-    close, nodes = statuses.get(CLOSE, {"at_ms": 0}), statuses.get(loop, {}).get("nodes", {})
-    down = close.get("down", {}) if age_s(close, now_s) <= STALE_AFTER_S else {}
-    return not nodes or not nodes.keys() <= down.keys()
+    """Tell whether a node may be alive whose archive a loop is. Who was down by an old plan may be up since, and who is
+    cut off may be written to."""
+    close, nodes = statuses.get(CLOSE, {}), statuses.get(loop, {}).get("nodes", {})
+    is_fresh = now_s * 1000 - close.get("down_at_ms", 0) <= FRESH_MS
+    down = {node for node, told in close.get("down", {}).items() if is_fresh and not told.get("is_cut_off")}
+    return not nodes or not nodes.keys() <= down
 
 
 def _of_dag(dag: str, health: DagHealth) -> Iterator[Problem]:

@@ -14,7 +14,7 @@ from typing import Any
 from ringsync.changes.identity import TableVersion
 from ringsync.cluster.cluster import read_hosts, read_replications
 from ringsync.cluster.gossip import SILENT_S, Heard, hear, heartbeats
-from ringsync.cluster.node import ChangingSchemaError, ask_one, one_node
+from ringsync.cluster.node import ChangingSchemaError, ask_one, connected_nodes
 from ringsync.cluster.schema import read_node_tables, read_tables
 from ringsync.cluster.scylla import is_scylla
 from ringsync.config import Config
@@ -79,7 +79,7 @@ class SyncPlan:
     :ivar former: nodes that have left the ring, until their claims are given up (:mod:`ringsync.steps.stage.claims`);
         ``is_read`` tells of them, too, whether their logs are read
     :ivar of_scylla: whether changes are in tables (ScyllaDB), not in commit logs
-    :ivar heard: the last heartbeats of nodes in other datacenters, by host id; ms since the epoch
+    :ivar heard: the last heartbeats of nodes, by host id; ms since the epoch
     """
 
     interval: Bucket
@@ -248,11 +248,11 @@ def _alive(
     remote = [host.id for host in hosts if not host.is_local]
     before = (before or _plan_before(store, interval)) if remote else None
     known = before.heard if before else {}
-    if not remote or not (beats := heartbeats(one_node(session), interval.start / 1000)):
+    if not remote or not (beats := heartbeats(connected_nodes(session), interval.start / 1000)):
         return hosts, dict(known)
-    heard = hear(beats, remote, known, interval.start)
+    heard = hear(beats, [host.id for host in hosts], known, interval.start)  # remote to others, who plan, too
     patience_ms = 2 * max(SILENT_S * 1000, interval.length)
-    silent = {host for host, last in heard.items() if interval.start - last.since >= patience_ms}
+    silent = {host for host in remote if interval.start - heard[host].since >= patience_ms}
     return tuple(replace(host, up=host.up and host.id not in silent) for host in hosts), heard
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from ringsync.ring.splits import ReplicaRange, Split
-from ringsync.ring.tokens import WHOLE_RING, TokenRange, TokenSet, union
+from ringsync.ring.splits import ReplicaRange, Split, interleaved, split_of
+from ringsync.ring.tokens import WHOLE_RING, TokenRange, TokenSet, overlaps, union
 from ringsync.schema.description import describe, from_description
 from ringsync.schema.table import TableSchema
 
@@ -114,26 +115,22 @@ def within(plan: ScanPlan, ranges: Iterable[tuple[int, int]]) -> ScanPlan:
 
     :param ranges: token ranges (start, end], disjoint, without wrap
     """
-    wanted = [TokenRange(start, end) for start, end in ranges]
-    splits = []
-    for split in plan.splits:
-        parts = [
-            ReplicaRange(TokenRange(max(part.range.start, other.start), min(part.range.end, other.end)), part.endpoints)
-            for part in split.ranges
-            for other in wanted
-            if max(part.range.start, other.start) < min(part.range.end, other.end)
-        ]
-        if parts:
-            splits.append(Split(tuple(sorted(parts, key=lambda part: part.range))))
-    return replace(plan, splits=tuple(splits))
+    return parted(plan, [ranges])
 
 
 def parted(plan: ScanPlan, parts: Iterable[Iterable[tuple[int, int]]]) -> ScanPlan:
-    """Restrict a plan to parts of the ring, each of which has tasks of its own, however large its splits are.
+    """Restrict a plan to parts of the ring, each of which has tasks of its own, however large its splits are. Tasks
+    that start together ask different hosts.
 
     :param parts: token ranges (start, end] of each, all of them disjoint, without wrap
     """
-    return replace(plan, splits=tuple(split for ranges in parts for split in within(plan, ranges).splits))
+    wanted = sorted((TokenRange(*bounds), number) for number, ranges in enumerate(parts) for bounds in ranges)
+    there = [(number, part) for number, split in enumerate(plan.splits) for part in split.ranges]
+    cut: dict[tuple[int, int], list[ReplicaRange]] = defaultdict(list)
+    for place, at, both in overlaps([part.range for _, part in there], [tokens for tokens, _ in wanted]):
+        split, part = there[place]
+        cut[split, wanted[at][1]].append(replace(part, range=both))
+    return replace(plan, splits=interleaved([split_of(ranges) for ranges in cut.values()]))
 
 
 def split_to_json(split: Split) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from ringsync.schema.table import Schema, TableSchema
 from ringsync.state.bootstrap import COMPLETED, Bootstrap, BootstrapState
 from ringsync.status import BOOTSTRAPS, forget
 from ringsync.steps.application import StepError
-from ringsync.steps.bootstrap.copied_gap import forget_preparation
+from ringsync.steps.bootstrap.copied_gap import forget_preparations
 from ringsync.steps.bootstrap.leftovers import remove_leftovers
 from ringsync.steps.bootstrap.old_snapshots import clear_finished
 from ringsync.steps.passes.follow_ups import publish_passes
@@ -56,9 +56,7 @@ def cancel_one(
     """
     latest = state.find(keyspace, name)
     if latest is None or latest.state == COMPLETED:
-        for one in known.tables:
-            if (one.keyspace, one.name) == (keyspace, name):
-                forget_preparation(store, one.table_id)  # if it was killed, its alarm names this command
+        forget_preparations(store, f"{keyspace}.{name}")  # if one was killed, its alarm names this command
         raise StepError(f"{keyspace}.{name} has no unfinished bootstrap")
     table_id = str(json.loads(latest.specification)["table_id"])
     # One that is not known was dropped, or has been created since.

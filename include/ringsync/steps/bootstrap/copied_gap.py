@@ -19,7 +19,7 @@ from ringsync.ledger.passes import marks_of_latest, pass_numbers
 from ringsync.ledger.table_versions import CdcBegun
 from ringsync.ring.tokens import fraction
 from ringsync.schema.table import TableSchema
-from ringsync.status import BOOTSTRAPS, forget, read_status
+from ringsync.status import BOOTSTRAPS, forget, read_statuses
 from ringsync.steps.bootstrap.plan import BootstrapPlan
 from ringsync.steps.holes import note_back
 from ringsync.steps.loop import put_status
@@ -45,15 +45,19 @@ def said_before_cdc(store: ObjectStore, table: TableSchema, run: str, *, wanted:
     try:
         yield
     except BaseException:
-        forget_preparation(store, table.table_id)
+        forget_preparations(store, table.full_name)
         raise
 
 
-def forget_preparation(store: ObjectStore, table_id: str) -> None:
-    """Say no more that a bootstrap is being prepared: that has failed, or was killed. What a bootstrap says stays."""
-    key = f"{BOOTSTRAPS}{table_id}"
-    if (read_status(store, key) or {}).get("bootstrap") == PREPARED:
-        forget(store, key)
+def forget_preparations(store: ObjectStore, table: str) -> None:
+    """Say no more that a bootstrap of a table is being prepared: that has failed, or was killed, and the table may be
+    gone. What a bootstrap says stays.
+
+    :param table: ``keyspace.name``
+    """
+    for key, status in read_statuses(store).items():
+        if key.startswith(BOOTSTRAPS) and (status["bootstrap"], status["table"]) == (PREPARED, table):
+            forget(store, key)
 
 
 def note_before_copy(store: ObjectStore, config: Config, session: Any, table: TableSchema) -> None:

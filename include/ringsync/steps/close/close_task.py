@@ -160,7 +160,8 @@ def close_slice(
     for part in buckets:
         batches = [files.rows_of(reading) for reading in part.readings]
         only_one += sum(_held_once(rows) for rows, of in zip(batches, part.readings, strict=True) if of.united)
-        rows = pa.concat_batches(batches)
+        if not len(rows := pa.concat_batches(batches)):
+            continue
         halves = passes.digest_halves(rows["digest"])
         first = passes.first_of_each(halves)
         bucket, written = Bucket.parse(part.bucket), integers(rows["write_time"]) // 1000
@@ -186,7 +187,7 @@ def close_slice(
     reader = replace(context.reader, disagreed=disagreed, one_is_enough=one_is_enough)
     context = replace(context, reader=reader)
     by_place = {place: pa.concat_batches(batches) for place, batches in fresh.items()}
-    some = pieces(by_place, reader.table, read_whole=reader.reads_partitions)
+    some = pieces(by_place, reader.table, reader.read_whole)
     made = [make_outputs(context, store, piece, name) for piece in some]
     left_open = pa.concat_batches([piece.open for piece in made])
     if left_open.num_rows:

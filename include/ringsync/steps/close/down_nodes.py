@@ -13,23 +13,26 @@ from ringsync.steps.sync_plan import FRESH_MS, SyncPlan
 class DownNodes:
     """The nodes that are down by the plans, also over several runs.
 
-    :param before: status of ``bucket_close`` by the run before; None: there is none. After a longer stop nobody knows
+    :param before: status of ``bucket_close`` by the run before; None: there is none. If its plan is old, nobody knows
         whether the nodes were up meanwhile, and it does not count
     :param now_ms: present time, ms since the epoch
     """
 
     def __init__(self, before: Status | None, now_ms: int) -> None:
-        is_fresh = before is not None and now_ms - before["at_ms"] <= FRESH_MS
+        self._looked_ms = (before or {}).get("down_at_ms", 0)
+        is_fresh = now_ms - self._looked_ms <= FRESH_MS
         self._down: Mapping[str, Status] = before.get("down", {}) if before and is_fresh else {}
         self._window_ms = 0
 
     def look(self, plan: SyncPlan, session: Any, now_ms: int) -> None:
         """Take note of who is down by a new plan. The first time that somebody is, a live node is asked for how long it
-        keeps hints; ScyllaDB does not say it."""
+        keeps hints; ScyllaDB does not say it. Nodes may be cut off and work if nobody of their datacenter is heard."""
+        self._looked_ms, heard = now_ms, {host.datacenter for host in plan.hosts if host.up}
         self._down = {
             host.id: {
                 "endpoint": host.endpoint,
                 "since_ms": min(now_ms, self._down[host.id]["since_ms"]) if host.id in self._down else now_ms,
+                "is_cut_off": host.datacenter not in heard,
             }
             for host in plan.hosts
             if not host.up
@@ -40,5 +43,6 @@ class DownNodes:
             self._window_ms = hint_window_ms(told)
 
     def status(self) -> dict[str, Any]:
-        """Return who is down, for ``cdcservice status``."""
-        return {"down": dict(self._down), "hint_window_ms": self._window_ms or DEFAULT_HINT_WINDOW_MS}
+        """Return who is down, for ``cdcservice status``, and by a plan of which moment."""
+        window_ms = self._window_ms or DEFAULT_HINT_WINDOW_MS
+        return {"down": dict(self._down), "down_at_ms": self._looked_ms, "hint_window_ms": window_ms}

@@ -170,7 +170,7 @@ class LatePasses:
             try:
                 length = self._config.commitlog_processor_window_interval_ms
                 places = by_bucket(left, length, closed_until(self._store))
-                some = pieces(places, table, read_whole=context.reader.reads_partitions)
+                some = pieces(places, table, context.reader.read_whole)
                 made = [make_outputs(context, self._store, piece, "late") for piece in some]
             except UnreadRowsError:
                 ring = context.reader.ring

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ringsync.changes.batch import ChangeRows
-from ringsync.changes.schema import ROW
+from ringsync.changes.schema import OF_PARTITIONS, ROW
 from ringsync.compiled.arrow import Mask, Places
 from ringsync.cql.cells import cells_of, codes, raw_values
 from ringsync.images.digests import row_digests
@@ -32,6 +32,7 @@ from ringsync.ledger.staging import decode_rows, encode_rows
 from ringsync.replica.lookup import copied_images
 from ringsync.schema.table import TableSchema
 from ringsync.steps.passes.make import Outputs, PassContext, own_name, write_messages
+from ringsync.steps.passes.pieces import pieces
 from ringsync.steps.passes.rows_after import previous_of, whole_partitions
 from ringsync.steps.passes.rows_before import Said, alive, places_of
 from ringsync.steps.passes.spared_rows import changes_of_nothing
@@ -92,8 +93,10 @@ class MissedRows:
         config, store = reader.config, store_of(reader.config)
         for files in several:
             seen = np.empty((0, 2), np.uint64)
-            for place, key in enumerate(files):
-                rows = ChangeRows.of(reader.version.from_store(decode_rows(store.get(key))))
+            batches = (reader.version.from_store(decode_rows(store.get(key))) for key in files)
+            some = (rows for batch in batches for rows in pieces({"": batch}, reader.table, OF_PARTITIONS))
+            for place, piece in enumerate(some):
+                rows = ChangeRows.of(piece[""])
                 said = self.said(rows, seen, int(time.time()))
                 if not any(len(part.changes) for part in said):
                     continue

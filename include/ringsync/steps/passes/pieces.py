@@ -8,7 +8,7 @@ The same holds for partitions that are read as a whole, since something in them 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -68,21 +68,22 @@ def seen_partitions(table: TableSchema, partitions: pa.Array, images: pa.RecordB
 
 
 def pieces(
-    rows: Mapping[str, pa.RecordBatch], table: TableSchema, *, read_whole: bool
+    rows: Mapping[str, pa.RecordBatch], table: TableSchema, read_whole: Collection[int]
 ) -> Iterator[dict[str, pa.RecordBatch]]:
     """Cut change rows into pieces. All of a key are in one, and all of a partition that has more than changes of rows.
 
     :param rows: by any name, which pieces keep
-    :param read_whole: whether such partitions are read as a whole: then the first piece has one, and the next ones grow
+    :param read_whole: kinds of changes for which partitions are read as a whole: the first piece has one of these, and
+        the next ones grow
     """
     kind, tokens = (np.concatenate([integers(batch[name]) for batch in rows.values()]) for name in ("kind", "token"))
     change_bytes = sum(batch.nbytes for batch in rows.values()) / max(1, len(tokens))
-    together = np.isin(tokens, tokens[kind != ROW])
+    together, whole = np.isin(tokens, tokens[kind != ROW]), np.isin(tokens, tokens[np.isin(kind, [*read_whole])])
     order = np.argsort(tokens, kind="stable")
 
     def fitting(begin: int) -> int:
         left = order[begin:]
-        return begin + _fitting(table, change_bytes, tokens[left], together[left] & read_whole)
+        return begin + _fitting(table, change_bytes, tokens[left], whole[left])
 
     end = fitting(0)
     if end >= len(order):

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from ringsync.changes.batch import ChangeRows
+from ringsync.changes.schema import OF_PARTITIONS
 from ringsync.ledger.staging import decode_rows
 from ringsync.replica.base import changes_folder
 from ringsync.replica.changes import changes_schema
@@ -37,7 +38,7 @@ class ReplicaTask:
         for key in keys:
             writer = DataFileWriter(changes_schema(table))
             changes = {key: self.reader.version.from_store(decode_rows(store.get(key)))}
-            for rows in pieces(changes, table, read_whole=True):
+            for rows in pieces(changes, table, OF_PARTITIONS):
                 merged = under_deletions(self.reader, ChangeRows.of(rows[key]))
                 images = complete_rows(self.reader, merged).images
                 seen(table, images)

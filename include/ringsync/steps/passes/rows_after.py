@@ -18,7 +18,7 @@ from ringsync.changes.batch import ChangeRows, concatenated
 from ringsync.changes.columns import columns_of
 from ringsync.changes.identity import TableVersion
 from ringsync.changes.reconcile.rows import merge
-from ringsync.changes.schema import EXPIRING, ROW, STATIC, TOMBSTONE
+from ringsync.changes.schema import DELETIONS, EXPIRING, OF_PARTITIONS, ROW, STATIC, TOMBSTONE
 from ringsync.cluster.control import ControlAddress, ControlClient
 from ringsync.cluster.levels import at_permitted
 from ringsync.compiled.arrow import Integers, Mask, Places, integers
@@ -97,9 +97,11 @@ class AfterReader:
         return self.version.table
 
     @property
-    def reads_partitions(self) -> bool:
-        """Whether messages need the replica's rows of partitions in which a change may touch any row."""
-        return self.replica is not None and (self.mode == "replica" or self.before or self.expand)
+    def read_whole(self) -> tuple[int, ...]:
+        """The kinds of changes whose messages need all rows that the replica has of a partition."""
+        if self.replica is not None and (self.mode == "replica" or self.before):
+            return OF_PARTITIONS
+        return DELETIONS if self.replica is not None and self.expand and self.table.clustering else ()
 
     @property
     def misfits(self) -> Literal["error", "raw"]:

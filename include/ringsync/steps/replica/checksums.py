@@ -292,9 +292,9 @@ def pieces(number: int, sides: Sides, edges: Sequence[int], least: int) -> Itera
     """
     plan, seen = replace(sides.plan, splits=()), sides.seen
     chosen = sides.chosen if sides.chosen is not None else tuple(range(len(edges) - 1))
-    size = len(chosen) / (len(edges) - 1) * (seen.base_bytes + seen.changed_bytes)
-    rows = seen.base_rows + seen.changed_rows
-    parts = [runs_of(part, edges) for part in parts_of(chosen, edges, rows, seen.changed_bytes, least)]
+    share = len(chosen) / (len(edges) - 1)
+    size, rows = share * (seen.base_bytes + seen.changed_bytes), share * (seen.base_rows + seen.changed_rows)
+    parts = [runs_of(part, edges) for part in parts_of(chosen, rows, share * seen.changed_bytes, least)]
     splits = parted(sides.plan, parts).splits
     for place, split in enumerate(splits):
         yield size / len(splits), Piece(number, place, plan, split)
@@ -303,18 +303,14 @@ def pieces(number: int, sides: Sides, edges: Sequence[int], least: int) -> Itera
         yield size / len(ranges), Piece(number, place, plan, (seen, start, end))
 
 
-def parts_of(
-    chosen: Sequence[int], edges: Sequence[int], rows: int, changed_bytes: int, least: int
-) -> list[Sequence[int]]:
+def parts_of(chosen: Sequence[int], rows: float, changed_bytes: float, least: int) -> list[Sequence[int]]:
     """Cut some token ranges of a table into parts, each of which a task reads.
 
     :param chosen: numbers of the ranges, rising
-    :param edges: tokens in rising order; range ``i`` is (edges[i], edges[i + 1]]
-    :param rows, changed_bytes: of the whole table
+    :param rows, changed_bytes: of these ranges
     :param least: least number of parts
     """
-    share = len(chosen) / (len(edges) - 1)
-    wanted = int(share * rows) // ROWS_OF_A_TASK, int(share * changed_bytes) // CHANGES_OF_A_TASK
+    wanted = int(rows) // ROWS_OF_A_TASK, int(changed_bytes) // CHANGES_OF_A_TASK
     count = min(max(least, *wanted), len(chosen))
     cuts = [len(chosen) * part // count for part in range(count + 1)] if count else []
     return [chosen[start:end] for start, end in itertools.pairwise(cuts)]

@@ -99,16 +99,16 @@ class Examine:
     def source_images(self, sides: Sides, rows: int, ranges: Ranges, level: str) -> Any:
         """Return the row images of token ranges of the source, as a DataFrame.
 
-        :param rows: number of the source's rows, in all ranges
-        :param ranges: token ranges (start, end] between the bounds of this comparison
+        :param rows: number of the source's rows, in all ranges that are compared
+        :param ranges: some of them, (start, end]
         :param level: consistency level
         """
         from ringsync.sources.cassandra_table import CassandraTable
         from ringsync.steps.replica.checksums import parts_of, runs_of
 
         spark, edges = self._spark(), self._edges
-        chosen = [edges.index(start) for start, _ in sorted(ranges)]
-        parts = parts_of(chosen, edges, rows, 0, spark.sparkContext.defaultParallelism)
+        chosen, compared = [edges.index(start) for start, _ in sorted(ranges)], len(sides.chosen or edges[1:])
+        parts = parts_of(chosen, rows * len(chosen) / compared, 0, spark.sparkContext.defaultParallelism)
         plan = parted(sides.plan, [runs_of(part, edges) for part in parts])
         spark.dataSource.register(CassandraTable)
         reader = spark.read.format("cassandra_table").option("config", self._application.config_path)

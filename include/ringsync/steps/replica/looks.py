@@ -21,6 +21,7 @@ from ringsync.cluster.control import ControlAddress, ControlClient, ControlServe
 from ringsync.cluster.levels import at_permitted
 from ringsync.cluster.limits import Permits
 from ringsync.cluster.session import GuardrailError
+from ringsync.compiled.arrow import Mask
 from ringsync.config import Config
 from ringsync.images.differences import Difference
 from ringsync.images.judgement import Copy, Slack
@@ -103,7 +104,6 @@ class LookTask:
                     partial(previous_images, of_table.seen, of_table.plan.table),
                     partial(self.read, of_table, permits, level),
                     partial(self.read_of_all, of_table, permits),
-                    lambda tokens: of_table.ring.all_live[of_table.ring.numbers_of(tokens)],
                     of_table.has_all,
                     of_table.waiting,
                     slack_of(of_table.plan),
@@ -127,6 +127,29 @@ class LookTask:
 
         :raises ScanError: a row cannot be read
         """
+        read, now_s = self._read(of_table, permits, level, keys, of_all=True)
+        if read.unread:
+            raise ScanError(read.unread[0].reason)
+        return read.images, now_s
+
+    def read_of_all(
+        self, of_table: TableLook, permits: Permits, keys: pa.RecordBatch
+    ) -> tuple[pa.RecordBatch, int, Mask] | None:
+        """Read rows from all replicas, as of now, and tell which could be read: a node that is down concerns the keys
+        that it has, and no others. None: the cluster forbids it, or the table is not followed."""
+        if of_table.copy is not None:
+            return None
+        try:
+            rows, now_s = self._read(of_table, permits, "ALL", keys, of_all=False)
+        except GuardrailError:
+            return None
+        read = np.ones(keys.num_rows, np.bool_)
+        read[[row.place for row in rows.unread]] = False
+        return rows.images, now_s, read
+
+    def _read(
+        self, of_table: TableLook, permits: Permits, level: str, keys: pa.RecordBatch, *, of_all: bool
+    ) -> tuple[RowsRead, int]:
         settings, now_s = cluster_settings(self.config), int(time.time())
         session, table = scan_session(settings, now_s), of_table.plan.table
 
@@ -140,24 +163,10 @@ class LookTask:
                 permits,
                 element_times=of_table.plan.element_times,
                 misfits=of_table.plan.unrepresentable_values,
-                of_all=True,
+                of_all=of_all,
             )
 
-        read = at_permitted(session, table, level, of_table.ring, ask)
-        if read.unread:
-            raise ScanError(read.unread[0].reason)
-        return read.images, now_s
-
-    def read_of_all(
-        self, of_table: TableLook, permits: Permits, keys: pa.RecordBatch
-    ) -> tuple[pa.RecordBatch, int] | None:
-        """Read rows from all replicas, as of now; None: a replica does not answer, or the cluster forbids it."""
-        if of_table.copy is not None:
-            return None
-        try:
-            return self.read(of_table, permits, "ALL", keys)
-        except (ScanError, GuardrailError):
-            return None
+        return at_permitted(session, table, level, of_table.ring, ask), now_s
 
     def _found(self, judged: Judged, left: list[str]) -> Found:
         edges = np.array(self.edges, np.int64)
