@@ -21,10 +21,10 @@ from ringsync.config import load_config
 from ringsync.images.to_changes import image_keys
 from ringsync.replica.compare import Comparison
 from ringsync.ring.ring import Host, Replication, RingSnapshot
-from ringsync.ring.splits import ReplicaRange, Split
-from ringsync.ring.tokens import TokenRange
+from ringsync.ring.splits import ReplicaRange, SizeEstimate, Split, plan_splits
+from ringsync.ring.tokens import WHOLE_RING, TokenRange
 from ringsync.sources.lookup.read import RowsRead
-from ringsync.sources.scan.plan import ScanPlan, Selection
+from ringsync.sources.scan.plan import ScanPlan, Selection, parted
 from ringsync.steps.application import Application
 from ringsync.steps.replica import checksums, looks
 from ringsync.steps.replica.checksums import Sides, runs_of
@@ -35,6 +35,9 @@ from tests.replica.test_suspects import AHEAD, TABLE, Case, batch, image
 
 HOST = Host("h1", "10.0.0.1", 9042, "dc1", "r1", (0,))
 RING = RingSnapshot((HOST,), Replication("SimpleStrategy", (("", 1),)))
+
+EDGES = [-(2**63), *(edge * 2**56 for edge in range(-127, 128)), 2**63 - 1]
+"""Bounds of 256 token ranges."""
 
 
 class Context:
@@ -123,8 +126,7 @@ def test_equal_sides_are_read_once(examined: Callable[..., Examined]) -> None:
 def test_a_large_source_is_read_in_pieces_also_in_a_run_for_many_tables(examined: Callable[..., Examined]) -> None:
     """The plan of a table among many has one split: the source of a table of a TiB was one piece of 148 GiB."""
     table = examined([], [])
-    edges = np.linspace(-(2**63), 2**63 - 1, 257, dtype=np.float64).astype(object)
-    edges = [-(2**63), *(int(edge) for edge in edges[1:-1]), 2**63 - 1]
+    edges = EDGES
     ring = (
         ReplicaRange(TokenRange(edges[0], edges[100] + 7), ("a",)),
         ReplicaRange(TokenRange(edges[100] + 7, edges[-1]), ("b",)),
@@ -137,6 +139,24 @@ def test_a_large_source_is_read_in_pieces_also_in_a_run_for_many_tables(examined
     parts = sorted(part.range for piece in found if isinstance(piece.part, Split) for part in piece.part.ranges)
     assert (parts[0].start, parts[-1].end) == (edges[90], edges[127])
     assert all(one.end == other.start for one, other in itertools.pairwise(parts))
+
+
+def test_tasks_of_a_comparison_that_start_together_ask_different_nodes() -> None:
+    """They had the order of the tokens: all read from the same few nodes, which changed around the ring."""
+    cut = WHOLE_RING.split(12)
+    hosts = tuple(Host(str(n), f"10.0.0.{n}", 9042, "dc", f"r{n % 3}", (cut[n].end,)) for n in range(12))
+    ring = RingSnapshot(hosts, Replication("NetworkTopologyStrategy", (("dc", 3),)))
+    size = {"split_size_bytes": 2**28, "minimum": 1, "maximum": 10_000}
+    splits = plan_splits(ring, SizeEstimate(10**7, 96 * 2**28), datacenter="dc", **size)
+    plan = ScanPlan(TABLE, Selection(), 1000, True, True, "LOCAL_QUORUM", "raw", "", splits)
+    parts = checksums.parts_of(range(len(EDGES) - 1), 9_600_000, 0, 8)
+    tasks = parted(plan, [runs_of(part, EDGES) for part in parts]).splits
+    assert len(tasks) > len(splits)
+    asked = [len({split.endpoint for split in tasks[at : at + 8]}) for at in range(len(tasks) - 8)]
+    assert sum(asked) / len(asked) > 6
+    assert all(len(split.ranges) > 1 for split in tasks if split.ranges[0].range.width > 1), (
+        "a task reads two at a time"
+    )
 
 
 def test_differences_are_counted_and_their_ranges_named(examined: Callable[..., Examined]) -> None:
