@@ -217,7 +217,7 @@ _LOOP: Form = {
     **{"proofs": {_EACH: _PROOF}},
     **{"waiting": int, "oldest_ms": _NUMBER, "began_ms": _NUMBER, "clear_at_ms": _NUMBER},
     **{"disagreement_since_ms": _NUMBER, "clock_skew_ms": _NUMBER, "watched_ms": _NUMBER},
-    **{"down": {_EACH: {"ENDPOINT": str, "SINCE_MS": _NUMBER, "is_cut_off": bool}}, "down_at_ms": _NUMBER},
+    **{"down": {_EACH: {"ENDPOINT": str, "SINCE_MS": _NUMBER, "is_cut_off": bool}}, "down_until_ms": _NUMBER},
     **{"hint_window_ms": _NUMBER},
 }
 _BOOTSTRAP: Form = {"AT_MS": _NUMBER, "TABLE": str, "BOOTSTRAP": str, "STEP": str, "FRACTION": _NUMBER}

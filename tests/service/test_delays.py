@@ -131,12 +131,12 @@ def test_who_looks_counts_what_is_archived(store: LocalStore, tmp_path: Path) ->
     assert "ringsync_archive_oldest_timestamp_seconds" in text
 
 
-def archive(at_ms: int, down: Any = (), down_at_ms: int = BEGIN_MS + 45_000) -> dict[str, Any]:
+def archive(at_ms: int, down: Any = (), down_until_ms: int = BEGIN_MS + 10**9) -> dict[str, Any]:
     return {
         f"{ARCHIVE}default": {"at_ms": BEGIN_MS + 10**9, "nodes": {}},
         f"{ARCHIVE}host-a": {"at_ms": at_ms, "nodes": {"n1": {"endpoint": "a"}, "n2": {"endpoint": "b"}}},
         CLOSE: {
-            **{"at_ms": BEGIN_MS + 45_000, "down_at_ms": down_at_ms},
+            **{"at_ms": BEGIN_MS + 45_000, "down_until_ms": down_until_ms},
             "down": {host: {"endpoint": host, "since_ms": 0} for host in down},
         },
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -126,14 +127,18 @@ def test_a_preparation_that_fails_hides_no_gap(away: World) -> None:
     assert (raised(away), KEY in read_statuses(away.store)) == (1, False)
 
 
-def test_a_preparation_that_was_killed_is_cancelled(away: World) -> None:
-    """Its alarm is bootstrap-abandoned, which says so: there was nothing to cancel, and the alarm stayed."""
-    killed = said_before_cdc(away.store, TABLE, "r1", wanted=True)
+@pytest.mark.parametrize("name", ["orders", "Orders"])
+@pytest.mark.parametrize("known", [True, False])
+def test_a_preparation_that_was_killed_is_cancelled(away: World, name: str, known: bool) -> None:
+    """Its alarm is bootstrap-abandoned, which says so: there was nothing to cancel, and the alarm stayed. The table may
+    have been dropped."""
+    table = replace(TABLE, name=name)
+    killed = said_before_cdc(away.store, table, "r1", wanted=True)
     killed.__enter__()
     assert KEY in read_statuses(away.store)
     state: Any = SimpleNamespace(find=lambda *name: None)
     with pytest.raises(StepError, match="has no unfinished bootstrap"):
-        cancel_one(CONFIG, away.store, state, Schema((TABLE,)), TABLE.keyspace, TABLE.name)
+        cancel_one(CONFIG, away.store, state, Schema((table,) if known else ()), TABLE.keyspace, name)
     assert KEY not in read_statuses(away.store)
 
 

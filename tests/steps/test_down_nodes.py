@@ -71,7 +71,11 @@ def test_scylla_is_not_asked(asked: list[str]) -> None:
 
 def test_a_clock_that_was_ahead_does_not_count() -> None:
     nodes = DownNodes(
-        {"at_ms": HOUR_MS, "down_at_ms": 9 * HOUR_MS, "down": {"b": {"endpoint": "b", "since_ms": 9 * HOUR_MS}}},
+        {
+            "at_ms": 9 * HOUR_MS,
+            "down_until_ms": 10 * HOUR_MS,
+            "down": {"b": {"endpoint": "b", "since_ms": 9 * HOUR_MS}},
+        },
         HOUR_MS,
     )
     nodes.look(plan(HOUR_MS, up=False, of_scylla=True), None, HOUR_MS)
@@ -81,10 +85,26 @@ def test_a_clock_that_was_ahead_does_not_count() -> None:
 def test_what_was_before_a_stop_does_not_count() -> None:
     """A node that was down two days ago, and restarts just now, was called down for two days."""
     # A loop that has restarted repeats what it said last until its first cycle ends.
-    before = {"at_ms": 49 * HOUR_MS, "down_at_ms": HOUR_MS, "down": {"b": {"endpoint": "b", "since_ms": HOUR_MS}}}
+    before = {
+        "at_ms": 49 * HOUR_MS,
+        "down_until_ms": 2 * HOUR_MS,
+        "down": {"b": {"endpoint": "b", "since_ms": HOUR_MS}},
+    }
     nodes = DownNodes(before, 49 * HOUR_MS)
     nodes.look(plan(49 * HOUR_MS, up=False, of_scylla=True), None, 49 * HOUR_MS)
     assert told(nodes, 49 * HOUR_MS) == []
+
+
+@pytest.mark.parametrize("minutes", [6, 40])
+def test_a_node_stays_down_over_runs_whose_cycles_are_long(asked: list[str], minutes: int) -> None:
+    """With a backlog a cycle takes longer than a status counts; its sign of life repeats what it says meanwhile."""
+    before = None
+    for minute in range(0, 720, minutes):
+        nodes = DownNodes(before, minute * 60_000)
+        nodes.look(plan(minute * 60_000, up=False), None, minute * 60_000)
+        before = {"at_ms": (minute + minutes) * 60_000, **nodes.status()}
+        assert before["down"]["b"]["since_ms"] == 0
+    assert told(nodes, 720 * 60_000)
 
 
 @pytest.mark.parametrize(

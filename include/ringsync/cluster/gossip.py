@@ -7,8 +7,9 @@ driver connected. The database knows: gossip brings the heartbeats of all nodes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from typing import Any, NamedTuple
+
+from cassandra import InvalidRequest, Unauthorized
 
 from ringsync.cluster.node import NO_ANSWER, Node
 from ringsync.cluster.scylla import is_scylla
@@ -53,8 +54,12 @@ def heartbeats(nodes: Iterable[Node], now_s: float) -> dict[str, tuple[int, int]
     :param now_s: present time, s since the epoch
     """
     for node in nodes:
-        with suppress(*NO_ANSWER):
+        try:
             return {str(name): beat for names, beat in _told(node, now_s) for name in names if name}
+        except (InvalidRequest, Unauthorized):
+            break  # the others do not say it either
+        except NO_ANSWER:
+            continue
     return {}
 
 

@@ -19,7 +19,6 @@ from ringsync.service.expected import ARCHIVE, CLOSE, SCHEMA, VERIFY_DAG, Expect
 from ringsync.service.problem import Kind, Problem
 from ringsync.status import BOOTSTRAPS, STALE_AFTER_S, Status, age_s, cycle_ms
 from ringsync.steps.close.closing import ALL_LOGS
-from ringsync.steps.sync_plan import FRESH_MS
 
 ROOMY = 0.25
 """Part of ``cdc_total_space`` that is free while trouble with the archive is not urgent."""
@@ -144,8 +143,8 @@ def _silent(
 def _has_live_node(loop: str, statuses: Mapping[str, Status], now_s: float) -> bool:
     """Tell whether a node may be alive whose archive a loop is. Who was down by an old plan may be up since, and who is
     cut off may be written to."""
-    close, nodes = statuses.get(CLOSE, {}), statuses.get(loop, {}).get("nodes", {})
-    is_fresh = now_s * 1000 - close.get("down_at_ms", 0) <= FRESH_MS
+    close, nodes = statuses.get(CLOSE, {"at_ms": 0}), statuses.get(loop, {}).get("nodes", {})
+    is_fresh = age_s(close, now_s) <= STALE_AFTER_S and now_s * 1000 <= close.get("down_until_ms", 0)
     down = {node for node, told in close.get("down", {}).items() if is_fresh and not told.get("is_cut_off")}
     return not nodes or not nodes.keys() <= down
 

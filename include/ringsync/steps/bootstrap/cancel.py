@@ -26,7 +26,7 @@ from ringsync.steps.bootstrap.leftovers import remove_leftovers
 from ringsync.steps.bootstrap.old_snapshots import clear_finished
 from ringsync.steps.passes.follow_ups import publish_passes
 from ringsync.steps.sync_plan import sync_table
-from ringsync.steps.tables import Outcome, attempts
+from ringsync.steps.tables import Outcome, attempts, text_of
 from ringsync.storage.port import ObjectStore
 from ringsync.streams.files import data_topic
 
@@ -56,7 +56,7 @@ def cancel_one(
     """
     latest = state.find(keyspace, name)
     if latest is None or latest.state == COMPLETED:
-        forget_preparations(store, f"{keyspace}.{name}")  # if one was killed, its alarm names this command
+        forget_preparations(store, text_of((keyspace, name)))  # if one was killed, its alarm names this command
         raise StepError(f"{keyspace}.{name} has no unfinished bootstrap")
     table_id = str(json.loads(latest.specification)["table_id"])
     # One that is not known was dropped, or has been created since.

@@ -32,7 +32,7 @@ from ringsync.ledger.staging import decode_rows, encode_rows
 from ringsync.replica.lookup import copied_images
 from ringsync.schema.table import TableSchema
 from ringsync.steps.passes.make import Outputs, PassContext, own_name, write_messages
-from ringsync.steps.passes.pieces import pieces
+from ringsync.steps.passes.pieces import pieces, seen
 from ringsync.steps.passes.rows_after import previous_of, whole_partitions
 from ringsync.steps.passes.rows_before import Said, alive, places_of
 from ringsync.steps.passes.spared_rows import changes_of_nothing
@@ -92,16 +92,16 @@ class MissedRows:
         reader = self.context.reader
         config, store = reader.config, store_of(reader.config)
         for files in several:
-            seen = np.empty((0, 2), np.uint64)
+            told_keys = np.empty((0, 2), np.uint64)
             batches = (reader.version.from_store(decode_rows(store.get(key))) for key in files)
             some = (rows for batch in batches for rows in pieces({"": batch}, reader.table, OF_PARTITIONS))
             for place, piece in enumerate(some):
                 rows = ChangeRows.of(piece[""])
-                said = self.said(rows, seen, int(time.time()))
+                said = self.said(rows, told_keys, int(time.time()))
                 if not any(len(part.changes) for part in said):
                     continue
                 told = [digest_halves(_key_digests(part.images, reader.table)) for part in said[1:]]
-                seen = sorted_digests(np.concatenate([seen, *told]))
+                told_keys = sorted_digests(np.concatenate([told_keys, *told]))
                 name, now_ms = own_name(self.context, f"{place:04}"), int(time.time() * 1000)
                 # It changes nothing, but leads to what is left of a try that is killed (tries.py).
                 changes = changes_key(reader.table.table_id, self.context.number, name)
@@ -123,16 +123,18 @@ class MissedRows:
                     made_at_ms=now_ms,
                 )
 
-    def said(self, rows: ChangeRows, seen: Digests, now_s: int) -> list[Said]:
+    def said(self, rows: ChangeRows, told_keys: Digests, now_s: int) -> list[Said]:
         """Find partitions that were copied otherwise than the replica shows them. Return the deletions and static cells
         of their changes, copied rows that are gone, and rows that are there.
 
-        :param seen: sorted digests of the keys of rows that are told already
+        :param told_keys: sorted digests of the keys of rows that are told already
         """
         reader = self.context.reader
         table = reader.table
         touched = row_images_of(rows, table, reader.misfits)
-        images = _concerned(previous_of(reader, rows, touched), rows, touched, table)
+        previous = previous_of(reader, rows, touched)
+        seen(table, previous)
+        images = _concerned(previous, rows, touched, table)
         copied = self._copied(rows, touched)
         if copied is None:
             # Nobody knows what was copied: all that the changes touch is told.
@@ -150,7 +152,7 @@ class MissedRows:
             return []
         deleted = raw_values(of_rows.where(~of_rows.of_row).partition_key)
         there, again = alive(images, table, now_s), pc.is_in(partition, deleted).to_numpy(zero_copy_only=False)
-        new, new_copies = (~among(digest_halves(_key_digests(shown, table)), seen) for shown in (images, copies))
+        new, new_copies = (~among(digest_halves(_key_digests(shown, table)), told_keys) for shown in (images, copies))
         told = there & (again | (differs & new))
         removed = gone & new_copies & has_clustering(copies, table)
         repeated = of_rows.where(of_rows.kind != ROW)

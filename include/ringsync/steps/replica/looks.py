@@ -21,7 +21,7 @@ from ringsync.cluster.control import ControlAddress, ControlClient, ControlServe
 from ringsync.cluster.levels import at_permitted
 from ringsync.cluster.limits import Permits
 from ringsync.cluster.session import GuardrailError
-from ringsync.compiled.arrow import Mask
+from ringsync.compiled.arrow import Mask, integers
 from ringsync.config import Config
 from ringsync.images.differences import Difference
 from ringsync.images.judgement import Copy, Slack
@@ -136,16 +136,20 @@ class LookTask:
         self, of_table: TableLook, permits: Permits, keys: pa.RecordBatch
     ) -> tuple[pa.RecordBatch, int, Mask] | None:
         """Read rows from all replicas, as of now, and tell which could be read: a node that is down concerns the keys
-        that it has, and no others. None: the cluster forbids it, or the table is not followed."""
+        that it has, and no others. None: none can be, the cluster forbids it, or the table is not followed."""
         if of_table.copy is not None:
             return None
+        tokens, ring = integers(keys["token"]), of_table.ring
+        asked = np.flatnonzero(ring.all_live[ring.numbers_of(tokens)])
+        if not len(asked):
+            return None
         try:
-            rows, now_s = self._read(of_table, permits, "ALL", keys, of_all=False)
+            rows, now_s = self._read(of_table, permits, "ALL", keys.take(pa.array(asked)), of_all=False)
         except GuardrailError:
             return None
-        read = np.ones(keys.num_rows, np.bool_)
-        read[[row.place for row in rows.unread]] = False
-        return rows.images, now_s, read
+        # One key of a partition that is read whole stands for all of it.
+        unread = tokens[asked[[row.place for row in rows.unread]]]
+        return rows.images, now_s, np.isin(tokens, tokens[asked]) & ~np.isin(tokens, unread)
 
     def _read(
         self, of_table: TableLook, permits: Permits, level: str, keys: pa.RecordBatch, *, of_all: bool
