@@ -147,9 +147,9 @@ def found_in_log(node: CassandraNode, tables: tuple[TableSchema, ...], table: Ta
 
 
 def fill(session: Any, insert: Any, megabytes: int) -> None:
-    """Write so much."""
-    for number in range(100 * megabytes):
-        session.execute(insert, (number, bytes(10_000)))
+    """Write so much. Each write waits for the disk, so they are few."""
+    for number in range(10 * megabytes):
+        session.execute(insert, (number, bytes(100_000)))
 
 
 @pytest.fixture(scope="module")
