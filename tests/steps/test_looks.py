@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -24,6 +25,7 @@ from ringsync.replica.compare import Comparison
 from ringsync.replica.suspects import Judged, WaitingRows
 from ringsync.ring.ring import Host
 from ringsync.schema.table import Column, TableSchema
+from ringsync.sources.lookup.read import RowsRead, UnreadRow
 from ringsync.status import STOP_KEY
 from ringsync.steps.replica import caught_up, looks
 from ringsync.steps.replica.caught_up import CatchUp, SyncSeen, why_behind
@@ -166,6 +168,29 @@ def test_a_range_with_a_row_that_waits_as_late_is_not_proved(tmp_path: Path) -> 
     told = examined(application, sides, compared)
     proof = note_examined(LocalStore(tmp_path), told)
     assert (proof.ranges_ms, proof.compared_ms, proof.differing) == ((1_000_000, 0), (1_000_000, 1_000_000), ())
+
+
+@pytest.mark.parametrize("unread", [(), (1,)])
+def test_a_node_that_is_down_keeps_only_its_own_rows_from_being_read_from_all(
+    monkeypatch: pytest.MonkeyPatch, unread: tuple[int, ...]
+) -> None:
+    """Nobody is asked for what a replica has that is down; of what is asked for, all counts that comes. One key of a
+    partition that is read whole stands for its others."""
+    asked: list[list[int]] = []
+
+    def read(self: LookTask, of_table: Any, permits: Any, level: str, keys: pa.RecordBatch, *, of_all: bool) -> Any:
+        asked.append(keys["token"].to_pylist())
+        assert (level, of_all) == ("ALL", False)
+        return RowsRead(keys, np.array([]), tuple(UnreadRow(place, "no") for place in unread), 0), 7
+
+    monkeypatch.setattr(LookTask, "_read", read)
+    task: Any = LookTask(None, None, "", (-100, 0, 100), 9, {})  # type: ignore[arg-type]
+    ring = SimpleNamespace(all_live=np.array([True, False]), numbers_of=lambda tokens: (tokens > 50).astype(int))
+    keys = pa.RecordBatch.from_pydict({"token": pa.array([1, 2, 99, 2], pa.int64())})
+    _, now_s, came = task.read_of_all(SimpleNamespace(copy=None, ring=ring), None, keys)
+    assert (asked, now_s) == ([[1, 2, 2]], 7)
+    assert came.tolist() == ([True, False, False, False] if unread else [True, True, False, True])
+    assert task.read_of_all(SimpleNamespace(copy=None, ring=ring), None, keys.slice(2, 1)) is None
 
 
 def test_no_more_differences_are_listed_than_asked_for_however_many_files_have_some() -> None:
