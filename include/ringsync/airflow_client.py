@@ -17,8 +17,9 @@ RETRY_DELAYS_S = (0.5, 1.0, 2.0, 4.0)
 """Seconds before each repetition of a request that Airflow failed to answer: its database may be busy (SQLite)."""
 
 PAGE = 1000
-_ALL_TASKS = "dags/~/dagRuns/~/taskInstances"
 """Rows of a listing that are asked for at once. Airflow may give fewer (``[api] maximum_page_limit``)."""
+
+_ALL_TASKS = "dags/~/dagRuns/~/taskInstances"
 
 
 class AirflowError(Exception):
@@ -223,7 +224,8 @@ class AirflowClient:
         return _by_run(self._listed("POST", f"{_ALL_TASKS}/list", "task_instances", body) if runs else ())
 
     def _failed_tasks(self, since: datetime) -> dict[tuple[str, str], list[Mapping[str, Any]]]:
-        """Return the failed tasks of all runs that began since a moment, by DAG and run."""
+        """Return the failed tasks of all runs that began since a moment, by DAG and run, also of others' DAGs. Airflow
+        does not log this request, which the alarms repeat every few seconds."""
         asked = urlencode({"state": "failed", "run_after_gte": since.isoformat(), "order_by": "id"})
         return _by_run(self._listed("GET", f"{_ALL_TASKS}?{asked}", "task_instances"))
 

@@ -131,12 +131,14 @@ def test_who_looks_counts_what_is_archived(store: LocalStore, tmp_path: Path) ->
     assert "ringsync_archive_oldest_timestamp_seconds" in text
 
 
-def archive(at_ms: int, down: Any = (), down_until_ms: int = BEGIN_MS + 10**9) -> dict[str, Any]:
+def archive(
+    at_ms: int, down: Any = (), close_ms: int = BEGIN_MS + 45_000, down_until_ms: int = BEGIN_MS + 10**9
+) -> dict[str, Any]:
     return {
         f"{ARCHIVE}default": {"at_ms": BEGIN_MS + 10**9, "nodes": {}},
         f"{ARCHIVE}host-a": {"at_ms": at_ms, "nodes": {"n1": {"endpoint": "a"}, "n2": {"endpoint": "b"}}},
         CLOSE: {
-            **{"at_ms": BEGIN_MS + 45_000, "down_until_ms": down_until_ms},
+            **{"at_ms": close_ms, "down_until_ms": down_until_ms},
             "down": {host: {"endpoint": host, "since_ms": 0} for host in down},
         },
     }
@@ -155,10 +157,12 @@ def test_an_archive_that_is_silent_while_a_node_lives_is_critical(down: tuple[st
 
 
 @pytest.mark.parametrize("stopped", [False, True])
-def test_who_was_down_before_a_stop_excuses_no_dead_archive(stopped: bool) -> None:
-    """Its node came back, its worker did not: only loop-silent said so, for as long as the sync was stopped. Then,
-    too: a loop repeats what it said last until its first cycle ends."""
-    statuses = archive(BEGIN_MS - 2 * DAY_S * 1000, ("n1", "n2"), BEGIN_MS - 2 * DAY_S * 1000)
+@pytest.mark.parametrize("old", ["close_ms", "down_until_ms"])
+def test_who_was_down_before_a_stop_excuses_no_dead_archive(stopped: bool, old: str) -> None:
+    """Its node came back, its worker did not: only loop-silent said so, for as long as the sync was stopped. After the
+    next start, too: until its first cycle ends, a loop repeats what it said before."""
+    before_ms = BEGIN_MS - 2 * DAY_S * 1000
+    statuses = archive(before_ms, ("n1", "n2"), **{old: before_ms})
     (problem,) = told(statuses, BEGIN_MS / 1000, Kind.ARCHIVE_SILENT, stopped=stopped)
     assert problem.where == f"{ARCHIVE}host-a"
     assert problem.is_critical

@@ -82,12 +82,13 @@ def test_a_clock_that_was_ahead_does_not_count() -> None:
     assert nodes.status()["down"]["b"]["since_ms"] == HOUR_MS
 
 
-def test_what_was_before_a_stop_does_not_count() -> None:
-    """A node that was down two days ago, and restarts just now, was called down for two days."""
-    # A loop that has restarted repeats what it said last until its first cycle ends.
+@pytest.mark.parametrize(("at_h", "until_h"), [(1, 100), (49, 2)])
+def test_what_was_before_a_stop_does_not_count(at_h: int, until_h: int) -> None:
+    """A node that was down two days ago, and restarts just now, was called down for two days. A loop that has restarted
+    repeats what it said before, until its first cycle ends."""
     before = {
-        "at_ms": 49 * HOUR_MS,
-        "down_until_ms": 2 * HOUR_MS,
+        "at_ms": at_h * HOUR_MS,
+        "down_until_ms": until_h * HOUR_MS,
         "down": {"b": {"endpoint": "b", "since_ms": HOUR_MS}},
     }
     nodes = DownNodes(before, 49 * HOUR_MS)
