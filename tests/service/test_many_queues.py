@@ -143,6 +143,8 @@ def test_a_look_asks_airflow_for_all_dags_at_once(tmp_path: Path, monkeypatch: p
     seen = look(CONFIG, store, NOW.timestamp(), Gaps(store))
     assert len(DAGS) == HOSTS + 8
     assert len(airflow.asked) == 12, "4 pages of DAGs, one of runs, one of failed tasks; 3 DAGs that run seldom"
+    tasks = [asked for asked in airflow.asked if "/~/taskInstances" in asked]
+    assert [asked.split()[0] for asked in tasks] == ["GET"], "each POST is a row in Airflow's audit log"
     assert set(seen.dags) == set(DAGS)
     assert not [problem for problem in seen.problems if problem.kind in (Kind.AIRFLOW_AWAY, Kind.DAG_FAILED)]
     assert not [problem for problem in seen.problems if problem.kind == Kind.LOOP_SILENT]

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pyarrow as pa
@@ -38,6 +39,7 @@ RING = RingSnapshot((HOST,), Replication("SimpleStrategy", (("", 1),)))
 
 EDGES = [-(2**63), *(edge * 2**56 for edge in range(-127, 128)), 2**63 - 1]
 """Bounds of 256 token ranges."""
+ALL = TokenRange(EDGES[0], EDGES[-1])
 
 
 class Context:
@@ -139,6 +141,27 @@ def test_a_large_source_is_read_in_pieces_also_in_a_run_for_many_tables(examined
     parts = sorted(part.range for piece in found if isinstance(piece.part, Split) for part in piece.part.ranges)
     assert (parts[0].start, parts[-1].end) == (edges[90], edges[127])
     assert all(one.end == other.start for one, other in itertools.pairwise(parts))
+
+
+@pytest.mark.parametrize("size", ["base_rows", "changed_bytes"])
+def test_a_part_of_the_ranges_is_cut_by_its_own_size(examined: Callable[..., Examined], size: str) -> None:
+    """The daily verification has a seventh of the ranges: once the share was not counted, once it was taken twice."""
+    plan = ScanPlan(TABLE, Selection(), 1000, True, True, "ONE", "raw", "", (Split((ReplicaRange(ALL, ("a",)),)),))
+    nothing: dict[str, Any] = {"base_rows": 0, "base_bytes": 0, "changed_rows": 0, "changed_bytes": 0}
+    most = {"base_rows": checksums.ROWS_OF_A_TASK, "changed_bytes": checksums.CHANGES_OF_A_TASK}[size]
+    seen = replace(state_of(examined([], []).case.folder, TABLE), **nothing | {size: 80 * most})
+    sides = Sides(plan, seen, True, tuple(range(64)))
+    assert Counter(piece.side for _, piece in checksums.pieces(0, sides, EDGES, 1)) == {"source": 20, "replica": 20}
+    if size == "base_rows":
+        spark = MagicMock()
+        spark.sparkContext.defaultParallelism = 1
+        read: Any = SimpleNamespace(
+            _spark=lambda: spark, _edges=EDGES, _application=SimpleNamespace(config_path="ringsync.yaml")
+        )
+        ranges = runs_of(range(0, 64, 2), EDGES)
+        Examine.source_images(read, sides, 20 * most, tuple(ranges), "ONE")
+        option = spark.read.format.return_value.option.return_value.option
+        assert len(ScanPlan.from_json(option.call_args.args[1]).splits) == 10
 
 
 def test_tasks_of_a_comparison_that_start_together_ask_different_nodes() -> None:

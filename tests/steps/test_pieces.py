@@ -19,7 +19,7 @@ from ringsync.images.from_changes import row_images_of
 from ringsync.ledger.passes import pass_folder
 from ringsync.ledger.staging import encode_blocks, encode_rows, rows_key
 from ringsync.replica.base import changes_folder
-from ringsync.ring.tokens import WHOLE_RING
+from ringsync.ring.tokens import WHOLE_RING, TokenRange
 from ringsync.steps.close import close_task
 from ringsync.steps.close.agreement import Reading
 from ringsync.steps.close.close_task import CloseTask, SliceOfBucket, SliceResult
@@ -142,6 +142,16 @@ def test_only_partitions_that_are_read_are_pieces_of_their_own(lake: Lake) -> No
     assert len([*pieces({"": deleted}, TABLE, reader.read_whole)]) > 10
     keys = replace(TABLE, columns=tuple(column for column in TABLE.columns if column.kind != "clustering"))
     assert replace(reader, version=replace(VERSION, table=keys)).read_whole == ()
+
+
+def test_a_part_without_rows_reads_no_digests(lake: Lake) -> None:
+    """A slice that is too large is halved many times: each empty half read all files of digests."""
+    task = CloseTask(lake.context(late=False), by_arrival=False)
+    data, places = encode_blocks([VERSION.to_store(change_rows([Write(1, 1, "x", AT)], TABLE))], rows_key("a", 1, "f"))
+    lake.store.put(places[0].key, data)
+    reading = Reading(((places[0], "a"),), TokenRange(0, 1).unwrap(), 1)
+    (result,) = task([("0000", (SliceOfBucket(str(NOW), (reading,), ("is not there",), ()),))])
+    assert (result.outputs, result.read) == ((), 0)
 
 
 def test_the_replica_s_rows(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
