@@ -112,7 +112,7 @@ ARCHIVED = (
 """Metrics of the archive, counted by who looks."""
 
 DOWN = (Family("since_ms", "ringsync_node_down_timestamp_seconds", "gauge", "Since when the node is down", 1e-3),)
-"""Metrics of each node that is down, from ``bucket_close``."""
+"""Metrics of each node that is down, by the plan of the sync."""
 
 _OF_ALL = {"out_of_sequence": LATE, "scylla_log_stage": LOGS, "archive": ARCHIVED}
 

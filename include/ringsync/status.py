@@ -20,6 +20,9 @@ STALE_AFTER_S = 40.0
 BOOTSTRAPS = "bootstrap/"
 """Prefix of the names of statuses that belong to unfinished bootstraps, not to loops."""
 
+NODES = "cluster/nodes"
+"""Name of the status that tells who is down: whoever makes a plan of the sync puts it."""
+
 STOP_KEY = "control/stop.json"
 """Object that asks all loops to end after their present cycle."""
 
@@ -143,6 +146,14 @@ def read_status(store: ObjectStore, key: str) -> Status | None:
     except (ChecksumError, ValueError) as error:
         print(f"ringsync: warning: {store.uri(f'{_FOLDER}{key}.json')} is passed over: {error}", flush=True)
         return None
+
+
+def known_now(statuses: Mapping[str, Status], now_s: float) -> dict[str, Status]:
+    """Return the statuses without who is down by a plan that is old: while the sync is stopped, nobody knows."""
+    told = statuses.get(NODES, {})
+    is_old = now_s * 1000 > (told.get("down_until_ms") or 0)
+    known = {NODES: {key: value for key, value in told.items() if key != "down"}} if told and is_old else {}
+    return {**statuses, **known}
 
 
 def age_s(status: Status, now_s: float) -> float:

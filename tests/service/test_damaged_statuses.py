@@ -21,7 +21,7 @@ from ringsync.service.problem import Kind
 from ringsync.service.published import wait_until_published
 from ringsync.service.show import status_lines
 from ringsync.service.workers import stage_reports, told_before
-from ringsync.status import read_status, read_statuses
+from ringsync.status import NODES, read_status, read_statuses
 from ringsync.steps.close.closing import log_progress, progress
 from ringsync.steps.loop import SignOfLife
 from ringsync.storage.local import LocalStore
@@ -51,7 +51,10 @@ STATUSES: dict[str, dict[str, Any]] = {
         **{"left_out": {"shop.new": "a type"}, "others_failed": {"ab": "no quorum"}, "commits_broken": {"k": "crc"}},
         **{"rows_homeless": {"cd": 5}, "homeless_since_ms": {"cd": 0}, "datacenters_left_out": {"dc2": ["b:9042"]}},
         "busy": {"since_ms": AT_MS, "with": "shop.orders"},
-        **{"down": {"n2": {"endpoint": "10.0.0.2:9042", "since_ms": 0}}, "hint_window_ms": 10_800_000},
+    },
+    NODES: {
+        "down": {"n2": {"endpoint": "10.0.0.2:9042", "since_ms": 0, "is_cut_off": False}},
+        **{"down_until_ms": AT_MS + 60_000, "hint_window_ms": 10_800_000},
     },
     "out_of_sequence/queue": {
         **{"waiting": 5, "oldest_ms": AT_MS, "error": None, "published": 0, "duplicates": 0},

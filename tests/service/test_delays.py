@@ -18,10 +18,11 @@ from ringsync.service import look as look_module
 from ringsync.service.alarms import Watch
 from ringsync.service.delays import ARCHIVE_WAITS, Limits, counted
 from ringsync.service.expected import ARCHIVE, CLOSE, Expected
-from ringsync.service.health import problems
+from ringsync.service.health import judges, problems
 from ringsync.service.look import look
 from ringsync.service.problem import Kind, Problem
 from ringsync.service.show import status_lines
+from ringsync.status import NODES, known_now
 from ringsync.storage.local import LocalStore
 from tests.service.test_damaged_statuses import CONFIG, Airflow
 
@@ -131,14 +132,12 @@ def test_who_looks_counts_what_is_archived(store: LocalStore, tmp_path: Path) ->
     assert "ringsync_archive_oldest_timestamp_seconds" in text
 
 
-def archive(
-    at_ms: int, down: Any = (), close_ms: int = BEGIN_MS + 45_000, down_until_ms: int = BEGIN_MS + 10**9
-) -> dict[str, Any]:
+def archive(at_ms: int, down: Any = (), down_until_ms: int = BEGIN_MS + 10**9) -> dict[str, Any]:
     return {
         f"{ARCHIVE}default": {"at_ms": BEGIN_MS + 10**9, "nodes": {}},
         f"{ARCHIVE}host-a": {"at_ms": at_ms, "nodes": {"n1": {"endpoint": "a"}, "n2": {"endpoint": "b"}}},
-        CLOSE: {
-            **{"at_ms": close_ms, "down_until_ms": down_until_ms},
+        NODES: {
+            **{"at_ms": 0, "down_until_ms": down_until_ms, "hint_window_ms": 3_600_000},
             "down": {host: {"endpoint": host, "since_ms": 0} for host in down},
         },
     }
@@ -157,15 +156,24 @@ def test_an_archive_that_is_silent_while_a_node_lives_is_critical(down: tuple[st
 
 
 @pytest.mark.parametrize("stopped", [False, True])
-@pytest.mark.parametrize("old", ["close_ms", "down_until_ms"])
-def test_who_was_down_before_a_stop_excuses_no_dead_archive(stopped: bool, old: str) -> None:
-    """Its node came back, its worker did not: only loop-silent said so, for as long as the sync was stopped. After the
-    next start, too: until its first cycle ends, a loop repeats what it said before."""
-    before_ms = BEGIN_MS - 2 * DAY_S * 1000
-    statuses = archive(before_ms, ("n1", "n2"), **{old: before_ms})
-    (problem,) = told(statuses, BEGIN_MS / 1000, Kind.ARCHIVE_SILENT, stopped=stopped)
+def test_who_was_down_by_an_old_plan_excuses_no_dead_archive(stopped: bool) -> None:
+    """Its node came back, its worker did not: only loop-silent said so, for as long as the sync was stopped. And nobody
+    says that it has been down since then: it is not to be removed from the cluster."""
+    now_s = BEGIN_MS / 1000
+    before = archive(BEGIN_MS - 2 * DAY_S * 1000, ("n1", "n2"), BEGIN_MS - 1)
+    statuses = known_now(before, now_s)
+    (problem,) = told(statuses, now_s, Kind.ARCHIVE_SILENT, stopped=stopped)
     assert problem.where == f"{ARCHIVE}host-a"
     assert problem.is_critical
+    assert told(statuses, now_s, Kind.NODE_PAST_HINTS, stopped=stopped) == []
+    assert not any("node that is down" in line for line in status_lines(statuses, {}, now_s))
+    assert "ringsync_node_down" not in exposition(statuses)
+    assert not judges(statuses, {}, EXPECTED, stopped, now_s)(NODES), "what was told stays as it is"
+    fresh = known_now(before, now_s - 1)
+    assert len(told(fresh, now_s, Kind.NODE_PAST_HINTS)) == 2
+    assert any("node that is down" in line for line in status_lines(fresh, {}, now_s))
+    assert "ringsync_node_down" in exposition(fresh)
+    assert judges(fresh, {}, EXPECTED, stopped, now_s)(NODES)
 
 
 def test_an_archive_that_was_never_heard_is_critical_too() -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from cassandra.protocol import ServerError
 
-from ringsync.cluster.cluster import HINT_WINDOW, hint_window_ms, read_settings
 from ringsync.cluster.session import (
     ClusterError,
     ClusterSettings,
@@ -20,6 +19,7 @@ from ringsync.cluster.session import (
     explained_errors,
 )
 from ringsync.config.sections import Tls
+from ringsync.steps.down_nodes import read_hint_window
 from servers.cassandra import CassandraNode, NodeSettings
 from servers.certificates import make_certificates
 from tests.sources.clusters import settings_of
@@ -58,8 +58,7 @@ def test_one_session_a_process_and_settings(cassandra: CassandraNode) -> None:
 
 def test_a_node_says_for_how_long_it_keeps_hints(cassandra: CassandraNode) -> None:
     session = connect(settings_of(cassandra))
-    (host,) = session.cluster.metadata.all_hosts()
-    assert hint_window_ms(read_settings(session, str(host.host_id), HINT_WINDOW)) == 10_800_000
+    assert read_hint_window(session, of_scylla=False) == 10_800_000
 
 
 def test_nobody_listens() -> None:

@@ -25,7 +25,6 @@ from ringsync.steps.absent_tables import AbsentTables
 from ringsync.steps.application import StepError, plain
 from ringsync.steps.close import bucket_close
 from ringsync.steps.close.bucket_close import Closer
-from ringsync.steps.close.down_nodes import DownNodes
 from ringsync.steps.close.followed import Followed
 from ringsync.steps.close.staged_commits import StagedCommits
 from ringsync.steps.close.table_state import TableState
@@ -82,7 +81,7 @@ def closer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Closer:
     found._rings, found._other_rings, found._absent, found._unread = {}, {}, AbsentTables(), {}
     found._agree = lambda: True  # type: ignore[assignment]
     found._looked, found._others_failed = found._plan, {}
-    found._unread_since_ms, found._down, found._session = {}, DownNodes(None, 0), None
+    found._unread_since_ms, found._session = {}, None
     found._closed_until, found._complete_until = 0, None
     found._over, found._had_turns, found._serving = False, False, None
     found._feed = SimpleNamespace(status=lambda topic: None, watch=lambda topic: None, announce=None)  # type: ignore[assignment]

@@ -15,7 +15,7 @@ from ringsync.ledger.passes import mark
 from ringsync.ring.tokens import TokenRange
 from ringsync.schema.table import Schema
 from ringsync.sources.scan.plan import Selection
-from ringsync.state.bootstrap import PUBLISHING
+from ringsync.state.bootstrap import CANCELLED, PUBLISHING
 from ringsync.status import BOOTSTRAPS, read_statuses
 from ringsync.steps.application import StepError
 from ringsync.steps.bootstrap import copied_gap, drain, prepare
@@ -139,6 +139,17 @@ def test_a_preparation_that_was_killed_is_cancelled(away: World, name: str, know
     state: Any = SimpleNamespace(find=lambda *name: None)
     with pytest.raises(StepError, match="has no unfinished bootstrap"):
         cancel_one(CONFIG, away.store, state, Schema((table,) if known else ()), TABLE.keyspace, name)
+    assert KEY not in read_statuses(away.store)
+
+
+def test_a_killed_preparation_is_cancelled_with_the_bootstrap_of_the_table_before(away: World) -> None:
+    """The table was created again: only the older bootstrap was ended, and again with each --cancel."""
+    said_before_cdc(away.store, TABLE, "r1", wanted=True).__enter__()
+    older: Any = SimpleNamespace(id="b0", state=CANCELLED, specification='{"table_id": "older"}')
+    done: Any = {"cancel": lambda *_, gone: True, "take_over": lambda *_: None, "session": None}
+    state: Any = SimpleNamespace(find=lambda *name: older, **done)
+    known: Any = SimpleNamespace(by_id=lambda: {"older": None}, unreadable=())
+    assert cancel_one(CONFIG, away.store, state, known, TABLE.keyspace, TABLE.name) is older
     assert KEY not in read_statuses(away.store)
 
 

@@ -54,8 +54,9 @@ def planned(lake: Lake, monkeypatch: pytest.MonkeyPatch, nodes: tuple[Host, ...]
     document = yaml.safe_load(lake.conf.read_text()) | {"sync": {"datacenters": read}}
     lake.conf.write_text(yaml.safe_dump(document))
     monkeypatch.setattr(sync_plan, "read_hosts", lambda session: nodes)
+    monkeypatch.setattr(sync_plan, "read_hint_window", lambda session, of_scylla: 0)
     monkeypatch.setattr(sync_plan, "read_tables", lambda session: Schema(()))
-    monkeypatch.setattr(sync_plan, "connected_nodes", lambda session: session)
+    monkeypatch.setattr(sync_plan, "connected_nodes", lambda session: ())
     monkeypatch.setattr(sync_plan, "heartbeats", lambda nodes, now_s: {})
     monkeypatch.setattr(sync_plan, "read_node_tables", lambda node: NodeTables(frozenset(), frozenset(), {}))
     monkeypatch.setattr(sync_plan, "ask_one", lambda session, read: read(session))

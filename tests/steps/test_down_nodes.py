@@ -1,111 +1,101 @@
-"""Since when a node is down, and for how long others keep hints for it, over plans and runs."""
+"""Since when a node is down, and for how long others keep hints for it, plan after plan."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from cassandra.cluster import NoHostAvailable
 
 from ringsync.cluster.cluster import DEFAULT_HINT_WINDOW_MS, hint_window_ms
+from ringsync.cluster.gossip import Heard
 from ringsync.ring.ring import Host
 from ringsync.service.delays import Limits
-from ringsync.service.expected import CLOSE, Expected
+from ringsync.service.expected import Expected
 from ringsync.service.health import problems
 from ringsync.service.problem import Kind
-from ringsync.steps.close import down_nodes
-from ringsync.steps.close.down_nodes import DownNodes
-from ringsync.steps.sync_plan import SyncPlan, interval_at
+from ringsync.status import NODES, known_now
+from ringsync.steps import down_nodes
+from ringsync.steps.down_nodes import down_since, read_hint_window, status_of
+from ringsync.steps.sync_plan import interval_at
 
-HOUR_MS = 3_600_000
+HOUR_MS, MINUTE_MS = 3_600_000, 60_000
 HOSTS = [Host(name, f"10.0.0.{n}", 9042, "dc1", "r1", (n,)) for n, name in enumerate("ab")]
 
 
-def plan(now_ms: int, up: bool, *, of_scylla: bool = False) -> SyncPlan:
-    hosts = (HOSTS[0], replace(HOSTS[1], up=up))
-    return SyncPlan(interval_at(now_ms, 60_000), hosts, {}, (), of_scylla=of_scylla)
-
-
-@pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The nodes that were asked; each keeps hints for two hours."""
-    found: list[str] = []
-
-    def read_settings(session: Any, host_id: str, names: Any) -> dict[str, str]:
-        found.append(host_id)
-        return {"max_hint_window": "2h"}
-
-    monkeypatch.setattr(down_nodes, "read_settings", read_settings)
-    return found
-
-
-def told(nodes: DownNodes, now_ms: int) -> list[tuple[str, str]]:
-    statuses = {CLOSE: {"at_ms": now_ms, **nodes.status()}}
+def told(down: Mapping[str, int], now_ms: int, window_ms: int = 2 * HOUR_MS) -> list[tuple[str, str]]:
+    hosts = [replace(host, up=host.id not in down) for host in HOSTS]
+    told = {NODES: {"at_ms": now_ms, **status_of(hosts, down, interval_at(now_ms, MINUTE_MS), window_ms)}}
+    statuses = known_now(told, now_ms / 1000)
     found = problems(statuses, {}, Expected.of_commit_logs(()), False, now_ms / 1000, limits=Limits())
     return [(problem.where, problem.text) for problem in found if problem.kind == Kind.NODE_PAST_HINTS]
 
 
-def test_a_node_that_is_down_past_its_hints_is_named_until_it_is_up(asked: list[str]) -> None:
-    nodes = DownNodes(None, 0)
+def test_a_node_that_is_down_past_its_hints_is_named_until_it_is_up() -> None:
+    down: dict[str, int] = {}
     for minute in range(150):
-        if minute == 60:  # a new run goes on counting
-            nodes = DownNodes({"at_ms": 59 * 60_000, **nodes.status()}, 60 * 60_000)
-        now_ms = minute * 60_000
-        nodes.look(plan(now_ms, up=minute < 10), None, now_ms)
-        found = told(nodes, now_ms)
+        interval = interval_at(minute * MINUTE_MS, MINUTE_MS)
+        hosts = (HOSTS[0], replace(HOSTS[1], up=minute < 10))
+        down = down_since(hosts, {"10.0.0.0", "10.0.0.1"}, {}, down, interval)
+        found = told(down, interval.start)
         assert bool(found) == (minute > 130), minute
     ((where, text),) = found
     assert where == "node 10.0.0.1:9042"
     assert "has been down for 2:19:00, and hints are kept for 2:00:00" in text
-    assert asked == ["a", "a"], "once in a run, and only once somebody is down"
-    nodes.look(plan(151 * 60_000, up=True), None, 151 * 60_000)
-    assert told(nodes, 151 * 60_000) == []
+    assert down_since(HOSTS, {"10.0.0.1"}, {}, down, interval_at(151 * MINUTE_MS, MINUTE_MS)) == {}
 
 
-def test_scylla_is_not_asked(asked: list[str]) -> None:
-    nodes = DownNodes(None, 0)
-    nodes.look(plan(0, up=False, of_scylla=True), None, 0)
-    assert asked == []
-    assert nodes.status()["hint_window_ms"] == DEFAULT_HINT_WINDOW_MS
+def test_a_node_is_down_since_it_was_heard_last() -> None:
+    heard = {"a": Heard(1, 9, 10 * MINUTE_MS), "b": Heard(1, 7, 2 * MINUTE_MS)}
+    at = interval_at(10 * MINUTE_MS, MINUTE_MS)
+    assert down_since(HOSTS, {"10.0.0.1"}, heard, {}, at) == {"b": 2 * MINUTE_MS}
+
+
+@pytest.mark.parametrize("minutes", [1, 30])
+def test_a_long_interval_makes_nobody_dead(minutes: int) -> None:
+    """Who is heard in each plan, or was in the one before."""
+    length = minutes * MINUTE_MS
+    heard = {"a": Heard(1, 9, 10 * length), "b": Heard(1, 7, 9 * length)}
+    assert down_since(HOSTS, (), heard, {}, interval_at(10 * length, length)) == {}
+    assert down_since(HOSTS, (), heard, {}, interval_at(11 * length, length)) == {}
 
 
 def test_a_clock_that_was_ahead_does_not_count() -> None:
-    nodes = DownNodes(
-        {
-            "at_ms": 9 * HOUR_MS,
-            "down_until_ms": 10 * HOUR_MS,
-            "down": {"b": {"endpoint": "b", "since_ms": 9 * HOUR_MS}},
-        },
-        HOUR_MS,
-    )
-    nodes.look(plan(HOUR_MS, up=False, of_scylla=True), None, HOUR_MS)
-    assert nodes.status()["down"]["b"]["since_ms"] == HOUR_MS
+    hosts = (HOSTS[0], replace(HOSTS[1], up=False))
+    assert down_since(hosts, (), {}, {"b": 9 * HOUR_MS}, interval_at(HOUR_MS, MINUTE_MS)) == {"b": HOUR_MS}
 
 
-@pytest.mark.parametrize(("at_h", "until_h"), [(1, 100), (49, 2)])
-def test_what_was_before_a_stop_does_not_count(at_h: int, until_h: int) -> None:
-    """A node that was down two days ago, and restarts just now, was called down for two days. A loop that has restarted
-    repeats what it said before, until its first cycle ends."""
-    before = {
-        "at_ms": at_h * HOUR_MS,
-        "down_until_ms": until_h * HOUR_MS,
-        "down": {"b": {"endpoint": "b", "since_ms": HOUR_MS}},
-    }
-    nodes = DownNodes(before, 49 * HOUR_MS)
-    nodes.look(plan(49 * HOUR_MS, up=False, of_scylla=True), None, 49 * HOUR_MS)
-    assert told(nodes, 49 * HOUR_MS) == []
+class Session:
+    """Nodes that keep hints for two hours, if they answer."""
+
+    asked = 0
+
+    def execute_async(self, query: str, names: Any, host: Any) -> Any:
+        self.asked += 1
+        assert host is None, "whoever is alive"
+        raise NoHostAvailable("all are away", {})
 
 
-@pytest.mark.parametrize("minutes", [6, 40])
-def test_a_node_stays_down_over_runs_whose_cycles_are_long(asked: list[str], minutes: int) -> None:
-    """With a backlog a cycle takes longer than a status counts; its sign of life repeats what it says meanwhile."""
-    before = None
-    for minute in range(0, 720, minutes):
-        nodes = DownNodes(before, minute * 60_000)
-        nodes.look(plan(minute * 60_000, up=False), None, minute * 60_000)
-        before = {"at_ms": (minute + minutes) * 60_000, **nodes.status()}
-        assert before["down"]["b"]["since_ms"] == 0
-    assert told(nodes, 720 * 60_000)
+def test_whoever_is_alive_is_asked_for_the_window() -> None:
+    """The first live node of the ring was: if it is in another datacenter, the driver cannot ask it, and the default
+    counted, too short or too long."""
+    session = Session()
+    assert read_hint_window(session, of_scylla=True) == session.asked == 0
+    assert read_hint_window(session, of_scylla=False) == 0
+    assert session.asked == 1
+    unknown = status_of(HOSTS, {}, interval_at(0, MINUTE_MS), 0)
+    assert unknown["hint_window_ms"] == DEFAULT_HINT_WINDOW_MS
+
+
+def test_a_plan_says_who_is_down_for_some_minutes() -> None:
+    down = {"b": 0}
+    at = interval_at(3 * HOUR_MS, MINUTE_MS)
+    status = {NODES: {"at_ms": 0, **status_of(HOSTS, down, at, 1)}}
+    end_s = (at.end + down_nodes.FRESH_MS) / 1000
+    assert known_now(status, end_s) == status
+    assert "down" not in known_now(status, end_s + 1)[NODES]
 
 
 @pytest.mark.parametrize(

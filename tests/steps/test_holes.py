@@ -77,6 +77,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     ids = frozenset((TABLE.table_id, OTHER.table_id))
     monkeypatch.setattr(sync_plan, "read_tables", lambda session: Schema((TABLE, OTHER)))
     monkeypatch.setattr(sync_plan, "read_hosts", lambda session: (HOST,))
+    monkeypatch.setattr(sync_plan, "connected_nodes", lambda session: ())
     simple = Replication("SimpleStrategy", (("", 1),))
     monkeypatch.setattr(sync_plan, "read_replications", lambda session, names: dict.fromkeys(names, simple))
     monkeypatch.setattr(

@@ -33,6 +33,8 @@ class Ring:
         self.config: Any = SimpleNamespace(sync=SimpleNamespace(datacenters=()), server_name="test")
         patch.setattr(sync_plan, "read_tables", lambda session: Schema(()))
         patch.setattr(sync_plan, "read_hosts", lambda session: tuple(self.there))
+        patch.setattr(sync_plan, "read_hint_window", lambda session, of_scylla: 0)
+        patch.setattr(sync_plan, "connected_nodes", lambda session: ())
         patch.setattr(sync_plan, "read_node_tables", lambda node: NodeTables(frozenset(), frozenset(), {}))
         patch.setattr(sync_plan, "ask_one", lambda session, read: read(session))
         self.claim(HOST, WELL)

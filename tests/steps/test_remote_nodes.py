@@ -8,21 +8,21 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from cassandra import InvalidRequest, OperationTimedOut
+from cassandra import InvalidRequest, OperationTimedOut, Unauthorized
 
 from ringsync.cluster.cluster import PARTITIONER
 from ringsync.cluster.connection import ScyllaConnection
+from ringsync.cluster.gossip import heartbeats
 from ringsync.cluster.schema import NodeTables
 from ringsync.ledger.staging import Bucket
 from ringsync.schema.table import Schema
 from ringsync.service.delays import Limits
-from ringsync.service.expected import ARCHIVE, CLOSE, Expected
+from ringsync.service.expected import ARCHIVE, Expected
 from ringsync.service.health import problems
 from ringsync.service.problem import Kind
+from ringsync.status import NODES, known_now, read_status
 from ringsync.steps import sync_plan
-from ringsync.steps.close import down_nodes
 from ringsync.steps.close.closing import progress
-from ringsync.steps.close.down_nodes import DownNodes
 from ringsync.steps.sync_plan import SyncPlan, plan_of
 from ringsync.storage.local import LocalStore
 
@@ -52,17 +52,18 @@ class World:
 
     :ivar shows: how the cluster shows its gossip
     :ivar is_linked: another far node is heard
-    :ivar slow: answers of gossip that do not come
+    :ivar slow: answers of gossip that do not come; ``refusing``: those that refuse
+    :ivar far_is_up: what the driver says of the far node in a session of its datacenter
     """
 
     def __init__(self, store: LocalStore, shows: str) -> None:
         self.store, self.shows, self.now_ms = store, shows, 1_000 * HOUR_MS
         self.is_alive = self.far_works = self.is_linked = True
-        self.slow = self.asked = 0
+        self.slow = self.refusing = self.asked = 0
+        self.far_is_up: bool | None = None
         self.beats = self.beats_beside = 7
         self.plan = SyncPlan(Bucket(0, MINUTE_MS), (), {}, ())
         self.statuses: dict[str, Any] = {}
-        self.close: dict[str, Any] | None = None
         self.unread_since_ms: dict[str, int] = {}
 
     def session(self, at: str = NEAR) -> Any:
@@ -71,7 +72,7 @@ class World:
         for name, address in ADDRESSES.items():
             is_local = (name == NEAR) == (at == NEAR)
             host = SimpleNamespace(address=address, broadcast_address=address, host_id=name)
-            host.is_up = True if is_local and name != FAR else None
+            host.is_up = (self.far_is_up if name == FAR else True) if is_local else None
             host.endpoint = SimpleNamespace(address=address, port=9042)
             hosts.append(host)
         cluster = SimpleNamespace(
@@ -96,6 +97,9 @@ class World:
         if self.slow and "gossip_info" in query:
             self.slow -= 1
             raise OperationTimedOut
+        if self.refusing and "gossip_info" in query:
+            self.refusing -= 1
+            raise Unauthorized("Cannot achieve consistency level QUORUM")
         if self.shows == "gossip" and "gossip_info" in query:
             beats = {NEAR: self.now_ms // 1000, FAR: self.beats, BESIDE: self.beats_beside}
             return Answer(
@@ -109,16 +113,13 @@ class World:
             return Answer([SimpleNamespace(peer="10.0.0.1", host_id=name, up=up) for name, up in up.items()])
         raise InvalidRequest("there is no such table")
 
-    def pass_by(self, minutes: int, at: str = NEAR) -> None:
+    def pass_by(self, minutes: int, at: str = NEAR, before: SyncPlan | None = None) -> None:
         for _ in range(minutes):
             self.now_ms += MINUTE_MS
             self.beats += 60 * self.is_alive
             self.beats_beside += 60 * self.is_linked
-            self.plan = plan_of(self.store, CONFIG, self.session(at), Bucket(self.now_ms, MINUTE_MS))
+            self.plan = plan_of(self.store, CONFIG, self.session(at), Bucket(self.now_ms, MINUTE_MS), before)
             assert SyncPlan.from_json(self.plan.to_json()) == self.plan
-            nodes = DownNodes(self.close, self.now_ms)
-            nodes.look(self.plan, None, self.now_ms)
-            self.close = {"at_ms": self.now_ms, "tables": {}, **nodes.status()}
             for name in ADDRESSES:
                 if name != FAR or (self.is_alive and self.far_works):
                     raw = {"endpoint": name, "free_bytes": 9, "total_bytes": 10}
@@ -126,10 +127,19 @@ class World:
                     log = {"clear_at_ms": self.now_ms, "is_read": True}
                     self.statuses[name] = {"at_ms": self.now_ms, "nodes": {name: log}}
 
+    @property
+    def nodes(self) -> Any:
+        """The status that tells who is down."""
+        return read_status(self.store, NODES)
+
+    def down(self) -> dict[str, int]:
+        """For how many minutes nodes are down."""
+        return {host: (self.now_ms - down["since_ms"]) // MINUTE_MS for host, down in self.nodes["down"].items()}
+
     def kinds(self) -> set[Kind]:
         """What is told of nodes."""
-        statuses = {**self.statuses, CLOSE: self.close}
-        found = problems(statuses, {}, EXPECTED, False, self.now_ms / 1000, limits=Limits())  # type: ignore[arg-type]
+        statuses = known_now({**self.statuses, NODES: self.nodes}, self.now_ms / 1000)
+        found = problems(statuses, {}, EXPECTED, False, self.now_ms / 1000, limits=Limits())
         return {problem.kind for problem in found} & {Kind.ARCHIVE_SILENT, Kind.NODE_PAST_HINTS}
 
     def behind_ms(self) -> int:
@@ -145,8 +155,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixtu
     monkeypatch.setattr(sync_plan, "read_tables", lambda session: Schema(()))
     monkeypatch.setattr(sync_plan, "read_node_tables", lambda node: NodeTables(frozenset(), frozenset(), {}))
     monkeypatch.setattr(sync_plan, "ask_one", lambda session, read: read(session))
-    monkeypatch.setattr(down_nodes, "read_settings", lambda *_: {"max_hint_window": "5m"})
-    monkeypatch.setattr(down_nodes, "DEFAULT_HINT_WINDOW_MS", 5 * MINUTE_MS)
+    monkeypatch.setattr(sync_plan, "read_hint_window", lambda session, of_scylla: 5 * MINUTE_MS)
     return World(LocalStore(tmp_path), request.param)
 
 
@@ -211,6 +220,7 @@ def test_one_slow_answer_makes_no_dead_node_alive(world: World) -> None:
     world.slow = 1
     world.pass_by(1)
     assert not world.slow  # another node is asked
+    assert world.down() == {FAR: 13}
     assert (world.behind_ms(), world.kinds()) == (0, {Kind.NODE_PAST_HINTS})
 
 
@@ -240,5 +250,82 @@ def test_while_nobody_tells_of_gossip_a_node_counts_as_alive(world: World) -> No
     world.shows = "nothing"
     asked = world.asked
     world.pass_by(3)
-    assert world.asked - asked == 3, "a node that does not know of gossip stands for all"
+    assert world.asked - asked == 3 * 2, "all nodes that are connected"
     assert all(host.up for host in world.plan.hosts)
+
+
+@pytest.mark.parametrize("world", ["gossip"], indirect=True)
+def test_a_node_that_was_dead_counts_as_alive_once_nobody_has_told_of_gossip_for_long(world: World) -> None:
+    world.pass_by(3)
+    world.is_alive = False
+    world.pass_by(6)
+    world.shows = "nothing"
+    world.pass_by(5)
+    assert world.down() == {FAR: 11}
+    world.pass_by(1)
+    assert world.down() == {}
+
+
+@pytest.mark.parametrize("world", ["gossip"], indirect=True)
+def test_one_who_refuses_makes_no_dead_node_alive(world: World) -> None:
+    """A node of an earlier version does not know of gossip, or cannot read our rights at this moment."""
+    world.pass_by(3)
+    world.is_alive = False
+    world.pass_by(12)
+    for refusals in (1, 3):
+        world.refusing = refusals
+        world.pass_by(1)
+        world.refusing = 0
+        assert world.kinds() == {Kind.NODE_PAST_HINTS}
+    assert world.down() == {FAR: 14}
+
+
+def test_not_many_are_asked_who_refuse() -> None:
+    asked: list[int] = []
+
+    class Refusing:
+        session = None
+
+        def execute(self, query: str) -> Any:
+            asked.append(1)
+            raise InvalidRequest("there is no such table")
+
+    nodes: Any = [Refusing() for _ in range(300)]
+    assert heartbeats(nodes, 0) == {}
+    assert len(asked) == 3
+
+
+@pytest.mark.parametrize("world", ["gossip"], indirect=True)
+def test_a_plan_that_somebody_has_held_for_long_makes_no_dead_node_alive(world: World) -> None:
+    """What the node had said between that plan and its end was news to who had held it."""
+    world.pass_by(1)
+    old = world.plan
+    world.pass_by(3)
+    world.is_alive = False
+    world.pass_by(12)
+    world.pass_by(1, before=old)
+    assert world.down() == {FAR: 13}
+
+
+@pytest.mark.parametrize("world", ["nothing"], indirect=True)
+def test_a_session_that_has_just_begun_makes_no_dead_node_alive(world: World) -> None:
+    """Its driver has not tried to connect to the node yet. Each loop has a new session every ten minutes."""
+    world.far_is_up = False
+    world.pass_by(10, at=BESIDE)
+    world.far_is_up = None
+    world.pass_by(1, at=BESIDE)
+    assert [host.id for host in world.plan.hosts if not host.up] == [FAR]
+    assert (world.down(), world.kinds()) == ({FAR: 10}, {Kind.NODE_PAST_HINTS})
+    world.far_is_up = True
+    world.pass_by(1, at=BESIDE)
+    assert all(host.up for host in world.plan.hosts)
+
+
+@pytest.mark.parametrize("world", ["nothing"], indirect=True)
+def test_who_was_down_before_a_stop_is_not_down_since_then(world: World) -> None:
+    world.far_is_up = False
+    world.pass_by(10, at=BESIDE)
+    world.now_ms += 50 * HOUR_MS
+    assert Kind.NODE_PAST_HINTS not in world.kinds()
+    world.pass_by(1, at=BESIDE)
+    assert world.down() == {FAR: 0}

@@ -32,6 +32,7 @@ def test_a_table_whose_history_is_damaged_is_left_out_with_the_reason(
     store.put(f"schemas/{TABLE.keyspace}.{TABLE.name}/000001.json", b"{")
     monkeypatch.setattr(sync_plan, "read_tables", lambda session: Schema((TABLE, other)))
     monkeypatch.setattr(sync_plan, "read_hosts", lambda session: (HOST,))
+    monkeypatch.setattr(sync_plan, "connected_nodes", lambda session: ())
     monkeypatch.setattr(sync_plan, "read_replications", lambda session, names: dict.fromkeys(names, SIMPLE))
     ids = frozenset((TABLE.table_id, other.table_id))
     monkeypatch.setattr(sync_plan, "read_node_tables", lambda node: NodeTables(ids, ids, {}))

@@ -17,6 +17,9 @@ from ringsync.cluster.scylla import is_scylla
 SILENT_S = 60.0
 """Time without a heartbeat after which a node is not waited for. Cassandra itself takes some 20 s."""
 
+MOST_REFUSALS = 3
+"""Nodes that refuse to tell before the others are not asked: while a cluster is upgraded, only some know of it."""
+
 
 class Heard(NamedTuple):
     """What was heard of a node last.
@@ -53,13 +56,14 @@ def heartbeats(nodes: Iterable[Node], now_s: float) -> dict[str, tuple[int, int]
     :param nodes: the first that answers tells
     :param now_s: present time, s since the epoch
     """
+    refusals = 0
     for node in nodes:
         try:
             return {str(name): beat for names, beat in _told(node, now_s) for name in names if name}
-        except (InvalidRequest, Unauthorized):
-            break  # the others do not say it either
-        except NO_ANSWER:
-            continue
+        except NO_ANSWER as error:
+            refusals += isinstance(error, InvalidRequest | Unauthorized)
+            if refusals == MOST_REFUSALS:
+                break
     return {}
 
 

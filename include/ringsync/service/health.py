@@ -15,9 +15,9 @@ from ringsync.airflow_client import DagHealth
 from ringsync.ledger.database import CDC_LOGS
 from ringsync.progress import duration
 from ringsync.service.delays import ARCHIVE_WAITS, Limits, delays
-from ringsync.service.expected import ARCHIVE, CLOSE, SCHEMA, VERIFY_DAG, Expected
+from ringsync.service.expected import ARCHIVE, SCHEMA, VERIFY_DAG, Expected
 from ringsync.service.problem import Kind, Problem
-from ringsync.status import BOOTSTRAPS, STALE_AFTER_S, Status, age_s, cycle_ms
+from ringsync.status import BOOTSTRAPS, NODES, STALE_AFTER_S, Status, age_s, cycle_ms
 from ringsync.steps.close.closing import ALL_LOGS
 
 ROOMY = 0.25
@@ -108,6 +108,8 @@ def judges(
         if owner in loops:
             is_fresh = owner in statuses and age_s(statuses[owner], now_s) <= STALE_AFTER_S
             return is_fresh and (not stopped or owner in lasting)
+        if owner == NODES:
+            return "down" in statuses.get(NODES, {})
         if owner.startswith(_PAUSE):
             return owner.removeprefix(_PAUSE) in dags
         if owner.startswith(_DAG):
@@ -133,19 +135,17 @@ def _silent(
             told = f"nothing has moved for {age:.0f} s"
         else:
             continue
-        if loop in expected.emptying_loops and _has_live_node(loop, statuses, now_s):
+        if loop in expected.emptying_loops and _has_live_node(loop, statuses):
             text = f"{loop}: {told}, and nobody says that its nodes are down: cdc_raw may fill"
             yield Problem(Kind.ARCHIVE_SILENT, loop, text)
         else:
             yield Problem(Kind.LOOP_SILENT, loop, f"{loop}: {told}")
 
 
-def _has_live_node(loop: str, statuses: Mapping[str, Status], now_s: float) -> bool:
-    """Tell whether a node may be alive whose archive a loop is. Who was down by an old plan may be up since, and who is
-    cut off may be written to."""
-    close, nodes = statuses.get(CLOSE, {"at_ms": 0}), statuses.get(loop, {}).get("nodes", {})
-    is_fresh = age_s(close, now_s) <= STALE_AFTER_S and now_s * 1000 <= close.get("down_until_ms", 0)
-    down = {node for node, told in close.get("down", {}).items() if is_fresh and not told.get("is_cut_off")}
+def _has_live_node(loop: str, statuses: Mapping[str, Status]) -> bool:
+    """Tell whether a node may be alive whose archive a loop is. Who is cut off may be written to."""
+    down = {node for node, told in statuses.get(NODES, {}).get("down", {}).items() if not told.get("is_cut_off")}
+    nodes = statuses.get(loop, {}).get("nodes", {})
     return not nodes or not nodes.keys() <= down
 
 

@@ -15,7 +15,7 @@ from ringsync.service.health import judges, problems, told_by
 from ringsync.service.lost import look_for_lost
 from ringsync.service.problem import Kind, Problem
 from ringsync.service.show import status_lines
-from ringsync.status import STOP_KEY, Status, has_left, look_at_statuses
+from ringsync.status import STOP_KEY, Status, has_left, known_now, look_at_statuses
 from ringsync.storage.port import ChecksumError, ObjectStore
 
 SPARE_S = 300.0
@@ -48,7 +48,7 @@ def look(config: Config, store: ObjectStore, now_s: float, gaps: Gaps | None = N
     seen, limits = look_at_statuses(store), Limits.of(config)
     untold = {loop: why for loop, status in seen.understood.items() if (why := _untold(loop, status, limits, now_s))}
     told = {loop: status for loop, status in seen.understood.items() if loop not in untold}
-    damaged, statuses = {**seen.damaged, **untold}, {**told, **counted(store)}
+    damaged, statuses = {**seen.damaged, **untold}, {**known_now(told, now_s), **counted(store)}
     stopped = store.stat(STOP_KEY) is not None
     if has_left(store):
         left = Problem(

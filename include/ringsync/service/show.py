@@ -11,7 +11,7 @@ from ringsync.ledger.proofs import PROOFS
 from ringsync.progress import duration
 from ringsync.service.delays import ARCHIVE_WAITS
 from ringsync.service.expected import ARCHIVE, CLOSE, LOG_STAGE, SCHEMA
-from ringsync.status import BOOTSTRAPS, Status, age_s
+from ringsync.status import BOOTSTRAPS, NODES, Status, age_s
 
 Row = Sequence[Any]
 
@@ -34,7 +34,7 @@ def status_lines(statuses: Mapping[str, Status], dags: Mapping[str, DagHealth], 
         [
             (loop, f"{age_s(status, now_s):.0f} s ago")
             for loop, status in statuses.items()
-            if loop not in (*bootstraps, ARCHIVE_WAITS, PROOFS)
+            if loop not in (*bootstraps, ARCHIVE_WAITS, NODES, PROOFS)
         ],
     )
     yield from _table(
@@ -76,8 +76,7 @@ def status_lines(statuses: Mapping[str, Status], dags: Mapping[str, DagHealth], 
     if archived := statuses.get(ARCHIVE_WAITS):
         size, oldest = f"{(archived.get('bytes') or 0) / 1e6:,.1f}", _ago(archived.get("oldest_ms"), now_s)
         yield from _table("archived segments waiting, MB, oldest", [(archived.get("waiting"), size, oldest)])
-    down = statuses.get(CLOSE, {}).get("down", {}).values()
-    window_ms = statuses.get(CLOSE, {}).get("hint_window_ms")
+    down, window_ms = statuses.get(NODES, {}).get("down", {}).values(), statuses.get(NODES, {}).get("hint_window_ms")
     yield from _table(
         "node that is down, since, hints are kept for",
         [(node["endpoint"], _ago(node["since_ms"], now_s), window_ms and duration(window_ms / 1000)) for node in down],

@@ -16,7 +16,7 @@ from ringsync.metrics import exposition
 from ringsync.service.delays import counted
 from ringsync.service.look import look
 from ringsync.service.show import status_lines
-from ringsync.status import read_statuses
+from ringsync.status import known_now, read_statuses
 from ringsync.steps.application import ExitCode
 from ringsync.terminal import say
 from ringsync.wiring import store_of
@@ -24,12 +24,11 @@ from ringsync.wiring import store_of
 
 def status(arguments: argparse.Namespace, console: Console) -> ExitCode:
     config = load_config(arguments.conf)
-    store = store_of(config)
+    store, now_s = store_of(config), time.time()
     if arguments.prometheus:
         raised = [alarm.labels for alarm in raised_now(store)]
-        sys.stdout.write(exposition({**read_statuses(store), **counted(store)}, raised))
+        sys.stdout.write(exposition({**known_now(read_statuses(store), now_s), **counted(store)}, raised))
         return ExitCode.OK
-    now_s = time.time()
     seen = look(config, store, now_s)
     if arguments.json:
         document = {

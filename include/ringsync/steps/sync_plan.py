@@ -13,7 +13,7 @@ from typing import Any
 
 from ringsync.changes.identity import TableVersion
 from ringsync.cluster.cluster import read_hosts, read_replications
-from ringsync.cluster.gossip import SILENT_S, Heard, hear, heartbeats
+from ringsync.cluster.gossip import Heard, hear, heartbeats
 from ringsync.cluster.node import ChangingSchemaError, ask_one, connected_nodes
 from ringsync.cluster.schema import read_node_tables, read_tables
 from ringsync.cluster.scylla import is_scylla
@@ -23,16 +23,15 @@ from ringsync.ledger.staging import Bucket
 from ringsync.ledger.table_versions import CdcBegun, TableVersionError, version_document, version_from, version_of
 from ringsync.ring.ring import Host, Replication, RingError, RingSnapshot
 from ringsync.schema.table import TableSchema, UnreadableTable
+from ringsync.steps.down_nodes import FRESH_MS, down_since, read_hint_window, status_of
 from ringsync.steps.holes import note_holes
+from ringsync.steps.loop import put_status
 from ringsync.steps.stage.claims import is_claimed, known_nodes
 from ringsync.storage.clock import store_ms
 from ringsync.storage.port import AlreadyExistsError, ChecksumError, NotFoundError, ObjectStore, list_named
 from ringsync.streams.files import data_topic
 
 KEPT_PLANS = 100
-
-FRESH_MS = 300_000
-"""So old may a plan be at most for what it says of a node that has left: that it was down then."""
 
 _PLANS = "plans/sync/"
 
@@ -80,6 +79,8 @@ class SyncPlan:
         ``is_read`` tells of them, too, whether their logs are read
     :ivar of_scylla: whether changes are in tables (ScyllaDB), not in commit logs
     :ivar heard: the last heartbeats of nodes, by host id; ms since the epoch
+    :ivar down: since when nodes are down, ms since the epoch, by host id
+    :ivar hint_window_ms: for how long the others keep hints for them; 0: not known
     """
 
     interval: Bucket
@@ -90,6 +91,8 @@ class SyncPlan:
     former: tuple[FormerHost, ...] = ()
     of_scylla: bool = False
     heard: Mapping[str, Heard] = field(default_factory=dict)
+    down: Mapping[str, int] = field(default_factory=dict)
+    hint_window_ms: int = 0
 
     @property
     def read_hosts(self) -> tuple[Host, ...]:
@@ -123,6 +126,8 @@ class SyncPlan:
                 "former": [asdict(former) for former in self.former],
                 "of_scylla": self.of_scylla,
                 "heard": dict(self.heard),
+                "down": dict(self.down),
+                "hint_window_ms": self.hint_window_ms,
             }
         )
 
@@ -145,6 +150,8 @@ class SyncPlan:
             tuple(FormerHost(_host(entry["host"]), entry["since_ms"]) for entry in document["former"]),
             document["of_scylla"],
             {host: Heard(*heard) for host, heard in document["heard"].items()},
+            document["down"],
+            document["hint_window_ms"],
         )
 
 
@@ -185,6 +192,7 @@ def plan_of(
         store.put(key, made.to_json().encode(), if_absent=True)
     except AlreadyExistsError:
         return SyncPlan.from_json(store.get(key))
+    put_status(store, "cluster", "nodes", status_of(made.hosts, made.down, made.interval, made.hint_window_ms))
     # Another process may have made the next plan meanwhile. Later ones are of a time when the store's clock was ahead.
     last = _key(Bucket(present.end, present.length))
     keys = plan_keys(store)
@@ -215,9 +223,9 @@ def make_plan(
             begun.begins(one.table_id, told.altered_ms.get(one.table_id, 0))
     if not of_scylla:
         note_holes(store, config, there, told, begun, interval.start - interval.length)
-    wanted = config.sync.datacenters
-    hosts, heard = _alive(store, session, read_hosts(session), interval, before)
-    hosts = tuple(replace(host, is_read=not wanted or host.datacenter in wanted) for host in hosts)
+    wanted, last = config.sync.datacenters, _plan_before(store, interval)
+    plan = _of_nodes(session, interval, last, of_scylla=of_scylla)
+    hosts = tuple(replace(host, is_read=not wanted or host.datacenter in wanted) for host in plan.hosts)
     replications: dict[str, Replication] = {}
     tables: list[SyncTable] = []
     for table in schema.tables:
@@ -235,28 +243,25 @@ def make_plan(
             left_out[table.full_name] = str(error)
     former = tuple(
         replace(one, host=replace(one.host, is_read=not wanted or one.host.datacenter in (*wanted, "")))
-        for one in _former(store, hosts, interval)
+        for one in _former(store, hosts, interval, last)
     )
-    return SyncPlan(interval, hosts, replications, tuple(tables), left_out, former, of_scylla, heard)
+    return replace(plan, hosts=hosts, replications=replications, tables=tuple(tables), left_out=left_out, former=former)
 
 
-def _alive(
-    store: ObjectStore, session: Any, hosts: tuple[Host, ...], interval: Bucket, before: SyncPlan | None
-) -> tuple[tuple[Host, ...], dict[str, Heard]]:
-    """Return the nodes, and what is heard of those in other datacenters, which the driver does not try: who has had no
-    heartbeat for two plans is down. While nobody tells of heartbeats, they count as alive."""
-    remote = [host.id for host in hosts if not host.is_local]
-    before = (before or _plan_before(store, interval)) if remote else None
-    known = before.heard if before else {}
-    if not remote or not (beats := heartbeats(connected_nodes(session), interval.start / 1000)):
-        return hosts, dict(known)
-    heard = hear(beats, [host.id for host in hosts], known, interval.start)  # remote to others, who plan, too
-    patience_ms = 2 * max(SILENT_S * 1000, interval.length)
-    silent = {host for host in remote if interval.start - heard[host].since >= patience_ms}
-    return tuple(replace(host, up=host.up and host.id not in silent) for host in hosts), heard
+def _of_nodes(session: Any, interval: Bucket, before: SyncPlan | None, *, of_scylla: bool) -> SyncPlan:
+    """Begin a plan: it knows the nodes, which of them are down, and since when."""
+    hosts, nodes, heard = read_hosts(session), [*connected_nodes(session)], before.heard if before else {}
+    if beats := heartbeats(nodes, interval.start / 1000):
+        heard = hear(beats, [host.id for host in hosts], heard, interval.start)
+    known = before.down if before and before.interval.end >= interval.start - FRESH_MS else {}
+    down = down_since(hosts, nodes[0].up if nodes else (), heard, known, interval)
+    window_ms = read_hint_window(session, of_scylla=of_scylla) if down else 0
+    hosts = tuple(replace(host, up=host.id not in down) for host in hosts)
+    window_ms = window_ms or (before.hint_window_ms if before else 0)
+    return SyncPlan(interval, hosts, {}, (), of_scylla=of_scylla, heard=heard, down=down, hint_window_ms=window_ms)
 
 
-def _former(store: ObjectStore, hosts: Collection[Host], interval: Bucket) -> list[FormerHost]:
+def _former(store: ObjectStore, hosts: Collection[Host], interval: Bucket, before: SyncPlan | None) -> list[FormerHost]:
     """Find the nodes that have left the ring and have a claim: they were read, and maybe not to the end.
 
     The claims tell which nodes these are. The plan before tells since when, and which were dead; if it does not, they
@@ -267,7 +272,7 @@ def _former(store: ObjectStore, hosts: Collection[Host], interval: Bucket) -> li
     if not gone:
         return []
     known: dict[str, FormerHost] = {}
-    if (before := _plan_before(store, interval)) is not None:
+    if before is not None:
         is_old = before.interval.end < interval.start - FRESH_MS
         known = {host.id: FormerHost(replace(host, up=host.up or is_old), interval.end) for host in before.hosts}
         known |= {former.host.id: former for former in before.former}

@@ -54,9 +54,9 @@ def cancel_one(
     :raises StepError: there is none; the table cannot be read; all of it is copied, and the table is there; another has
         begun meanwhile
     """
+    forget_preparations(store, text_of((keyspace, name)))  # if one was killed, its alarm names this command
     latest = state.find(keyspace, name)
     if latest is None or latest.state == COMPLETED:
-        forget_preparations(store, text_of((keyspace, name)))  # if one was killed, its alarm names this command
         raise StepError(f"{keyspace}.{name} has no unfinished bootstrap")
     table_id = str(json.loads(latest.specification)["table_id"])
     # One that is not known was dropped, or has been created since.

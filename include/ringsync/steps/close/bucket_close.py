@@ -37,7 +37,6 @@ from ringsync.steps.close.agreement import Settled, settle_together
 from ringsync.steps.close.close_task import CloseTask, SliceResult, cut, forget_waiting
 from ringsync.steps.close.closed import close_until
 from ringsync.steps.close.closing import Progress, log_progress, progress
-from ringsync.steps.close.down_nodes import DownNodes
 from ringsync.steps.close.followed import Followed
 from ringsync.steps.close.staged_commits import StagedCommits
 from ringsync.steps.close.table_state import TableState
@@ -135,7 +134,6 @@ class Closer:
         before = read_status(self._store, "bucket_close/close")
         lately = before is not None and age_s(before, time.time()) < STALE_AFTER_S
         self._unread_since_ms: Mapping[str, int] = before.get("unread_since_ms", {}) if before and lately else {}
-        self._down = DownNodes(before, int(time.time() * 1000))
 
     def cycle(self) -> None:
         """Publish what is settled, each table in turn. Once the run's time is over, a cycle ends with the table that it
@@ -146,7 +144,6 @@ class Closer:
         self._close_buckets(plan, now_ms)
         self._staged.read(self._tables, now_ms)
         if plan is not self._looked:
-            self._down.look(plan, self._session, now_ms)
             self._look_for_others(plan)
             self._looked = plan
             self._staged.give(self._tables, now_ms)
@@ -401,7 +398,6 @@ class Closer:
             "datacenters_left_out": self._plan.left_out_datacenters() if self._plan else {},
             "left_out": dict(self._plan.left_out) if self._plan else {},
             "others_failed": dict(self._others_failed),
-            **self._down.status(),
             **self._staged.problems(),
         }
 
