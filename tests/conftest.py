@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import re
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -16,6 +19,9 @@ from xdist.scheduler import LoadScopeScheduling
 from servers.cassandra import CassandraNode, NodeSettings
 from servers.jars import fetch
 from servers.spark import lean_java_options
+
+MOST_BYTES = 6 * 2**30
+"""Memory that tests may have in one process; they need 2 GiB."""
 
 # How fast examples are made says how busy the machine is.
 settings.register_profile("ringsync", suppress_health_check=[HealthCheck.too_slow], deadline=None)
@@ -28,6 +34,20 @@ def _no_power_cut() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda _: None)
         yield
+
+
+def pytest_configure() -> None:
+    """End this process, and show where it is, before it takes the memory of all: the system's killer says nothing."""
+    stderr = os.fdopen(os.dup(2), "w")  # the own one is captured while tests run
+    threading.Thread(target=_watch_memory, args=(stderr,), name="watch memory", daemon=True).start()
+
+
+def _watch_memory(stderr: TextIO) -> None:
+    while int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") < MOST_BYTES:
+        time.sleep(1)
+    print(f"more than {MOST_BYTES} bytes: {os.environ.get('PYTEST_CURRENT_TEST')}", file=stderr, flush=True)
+    faulthandler.dump_traceback(stderr)
+    os._exit(70)
 
 
 @pytest.fixture(scope="session")
