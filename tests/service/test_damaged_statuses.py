@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import copy
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from ringsync.config import Config
 from ringsync.metrics import exposition
 from ringsync.ring.ring import Host
 from ringsync.service import look as look_module
+from ringsync.service import status_command
 from ringsync.service.expected import Expected
 from ringsync.service.look import look
 from ringsync.service.problem import Kind
@@ -179,6 +182,22 @@ def test_any_field_may_be_missing_or_of_another_type(store: ObjectStore, loop: s
             assert not {text for text in others if text not in told and loop not in text}, (path, value)
             unreadable = [problem for problem in seen.problems if problem.kind == Kind.STATUS_UNREADABLE]
             assert (loop not in seen.statuses) == (len(unreadable) == 1), (path, value)
+
+
+def test_who_was_down_by_an_old_plan_is_not_told_of(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put_all(store)
+    assert "down" in look(CONFIG, store, NOW_S).statuses[NODES]
+    later_s = STATUSES[NODES]["down_until_ms"] / 1000 + 1
+    assert "down" not in look(CONFIG, store, later_s).statuses[NODES]
+    for now_s in (NOW_S, later_s):
+        monkeypatch.setattr(status_command, "load_config", lambda _: CONFIG)
+        monkeypatch.setattr(status_command, "store_of", lambda _: store)
+        monkeypatch.setattr(status_command, "raised_now", lambda _: [])
+        monkeypatch.setattr(status_command, "time", SimpleNamespace(time=lambda now_s=now_s: now_s))
+        status_command.status(argparse.Namespace(conf="", prometheus=True), None)  # type: ignore[arg-type]
+        assert ("ringsync_node_down" in capsys.readouterr().out) == (now_s == NOW_S)
 
 
 @pytest.mark.parametrize(

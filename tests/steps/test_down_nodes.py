@@ -38,7 +38,7 @@ def test_a_node_that_is_down_past_its_hints_is_named_until_it_is_up() -> None:
     for minute in range(150):
         interval = interval_at(minute * MINUTE_MS, MINUTE_MS)
         hosts = (HOSTS[0], replace(HOSTS[1], up=minute < 10))
-        down = down_since(hosts, {"10.0.0.0", "10.0.0.1"}, {}, down, interval)
+        down = down_since(hosts, {"10.0.0.0"}, {}, down, interval)
         found = told(down, interval.start)
         assert bool(found) == (minute > 130), minute
     ((where, text),) = found
@@ -47,19 +47,35 @@ def test_a_node_that_is_down_past_its_hints_is_named_until_it_is_up() -> None:
     assert down_since(HOSTS, {"10.0.0.1"}, {}, down, interval_at(151 * MINUTE_MS, MINUTE_MS)) == {}
 
 
-def test_a_node_is_down_since_it_was_heard_last() -> None:
-    heard = {"a": Heard(1, 9, 10 * MINUTE_MS), "b": Heard(1, 7, 2 * MINUTE_MS)}
+def test_a_node_is_down_since_the_first_look_without_news_of_it() -> None:
+    heard = {"a": Heard(1, 9, 10 * MINUTE_MS), "b": Heard(1, 7, 2 * MINUTE_MS, 3 * MINUTE_MS)}
     at = interval_at(10 * MINUTE_MS, MINUTE_MS)
-    assert down_since(HOSTS, {"10.0.0.1"}, heard, {}, at) == {"b": 2 * MINUTE_MS}
+    assert down_since(HOSTS, {"10.0.0.0"}, heard, {}, at) == {"b": 3 * MINUTE_MS}
+
+
+def test_a_node_to_which_the_driver_is_connected_is_alive_whatever_another_has_heard() -> None:
+    """What one node has heard of others may be old for hours: by gossip alone, live nodes were down."""
+    heard = {"a": Heard(1, 9, 10 * MINUTE_MS), "b": Heard(1, 7, 2 * MINUTE_MS, 3 * MINUTE_MS)}
+    at = interval_at(10 * MINUTE_MS, MINUTE_MS)
+    assert down_since(HOSTS, {"10.0.0.0", "10.0.0.1"}, heard, {"b": 0}, at) == {}
+
+
+def test_a_node_whose_clients_are_cut_off_gets_its_hints() -> None:
+    """nodetool disablebinary: the driver has lost it, and the other nodes write to it."""
+    hosts = (HOSTS[0], replace(HOSTS[1], up=False))
+    heard = {name: Heard(1, 9, 10 * MINUTE_MS) for name in "ab"}
+    assert down_since(hosts, {"10.0.0.0"}, heard, {"b": 0}, interval_at(10 * MINUTE_MS, MINUTE_MS)) == {}
 
 
 @pytest.mark.parametrize("minutes", [1, 30])
-def test_a_long_interval_makes_nobody_dead(minutes: int) -> None:
-    """Who is heard in each plan, or was in the one before."""
+def test_one_look_without_news_makes_nobody_dead(minutes: int) -> None:
+    """However long it is after the last one."""
     length = minutes * MINUTE_MS
-    heard = {"a": Heard(1, 9, 10 * length), "b": Heard(1, 7, 9 * length)}
+    heard = {"a": Heard(1, 9, 10 * length), "b": Heard(1, 7, 9 * length, 10 * length)}
+    for behind in (0, 1):
+        assert down_since(HOSTS, (), heard, {}, interval_at((10 + behind) * length, length)) == {}
+    heard["b"] = Heard(1, 7, length, 10 * length)
     assert down_since(HOSTS, (), heard, {}, interval_at(10 * length, length)) == {}
-    assert down_since(HOSTS, (), heard, {}, interval_at(11 * length, length)) == {}
 
 
 def test_a_clock_that_was_ahead_does_not_count() -> None:

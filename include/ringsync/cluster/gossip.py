@@ -7,9 +7,9 @@ driver connected. The database knows: gossip brings the heartbeats of all nodes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from itertools import islice
 from typing import Any, NamedTuple
-
-from cassandra import InvalidRequest, Unauthorized
 
 from ringsync.cluster.node import NO_ANSWER, Node
 from ringsync.cluster.scylla import is_scylla
@@ -17,8 +17,8 @@ from ringsync.cluster.scylla import is_scylla
 SILENT_S = 60.0
 """Time without a heartbeat after which a node is not waited for. Cassandra itself takes some 20 s."""
 
-MOST_REFUSALS = 3
-"""Nodes that refuse to tell before the others are not asked: while a cluster is upgraded, only some know of it."""
+MOST_ASKED = 3
+"""Nodes that are asked until one answers: while a cluster is upgraded, some do not know of it, and others are slow."""
 
 
 class Heard(NamedTuple):
@@ -26,12 +26,14 @@ class Heard(NamedTuple):
 
     :ivar generation: s since the epoch, when it was started
     :ivar heartbeat: number of its last heartbeat since then
-    :ivar since: time of the first look that found this heartbeat, in the looks' unit
+    :ivar since: time of the last look with news of the node, in the looks' unit
+    :ivar silent_since: time of the first look without news after that; 0: the last one had some
     """
 
     generation: int
     heartbeat: int
     since: float
+    silent_since: float = 0
 
 
 def hear(
@@ -45,7 +47,10 @@ def hear(
     heard = {}
     for name in names:
         last, beat = before.get(name), beats.get(name, (0, 0))
-        heard[name] = last if last and beat <= last[:2] else Heard(*beat, now)
+        if last is None or beat > last[:2]:
+            heard[name] = Heard(*beat, now)
+        else:
+            heard[name] = last._replace(silent_since=last.silent_since or now)
     return heard
 
 
@@ -56,14 +61,12 @@ def heartbeats(nodes: Iterable[Node], now_s: float) -> dict[str, tuple[int, int]
     :param nodes: the first that answers tells
     :param now_s: present time, s since the epoch
     """
-    refusals = 0
-    for node in nodes:
-        try:
-            return {str(name): beat for names, beat in _told(node, now_s) for name in names if name}
-        except NO_ANSWER as error:
-            refusals += isinstance(error, InvalidRequest | Unauthorized)
-            if refusals == MOST_REFUSALS:
-                break
+    for node in islice(nodes, MOST_ASKED):
+        with suppress(*NO_ANSWER):
+            beats: dict[str, tuple[int, int]] = {}
+            for names, beat in _told(node, now_s):  # a host has two rows for a while after it has changed its address
+                beats |= {str(name): max(beat, beats.get(str(name), beat)) for name in names if name}
+            return beats
     return {}
 
 

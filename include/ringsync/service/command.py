@@ -27,6 +27,7 @@ from ringsync.state.session import StateError
 from ringsync.status import (
     BOOTSTRAPS,
     LEFT_KEY,
+    NODES,
     STALE_AFTER_S,
     STOP_KEY,
     age_s,
@@ -57,7 +58,7 @@ def start(arguments: argparse.Namespace, console: Console) -> ExitCode:
     note_database(store, expected.of_scylla)
     before = look_at_statuses(store)
     for loop in (*before.understood, *before.damaged):
-        if loop not in expected.loops and not loop.startswith((BOOTSTRAPS, REPROCESS, PROOFS)):
+        if loop not in expected.loops and not loop.startswith((BOOTSTRAPS, NODES, REPROCESS, PROOFS)):
             forget(store, loop)
     for key in (STOP_KEY, LEFT_KEY):
         store.delete(key)

@@ -29,23 +29,29 @@ def down_since(
 ) -> dict[str, int]:
     """Return since when nodes are down, ms since the epoch, by host id.
 
+    A node is alive if the driver is connected to it, or the last look at gossip had news of it. Else it is down if the
+    driver has lost it, if two looks had no news, or (as long as the driver will find out) if it was down before.
+
     :param hosts: ``up`` is False if the driver has lost a node. It does not try nodes of other datacenters, and in its
         first seconds it knows nobody
     :param connected: addresses of nodes to which the driver is connected
-    :param heard: the last heartbeats, ms since the epoch. A node is down without any in two plans before the last look
+    :param heard: what gossip has told, ms since the epoch
     :param before: who was down in the plan before, since when; empty if it is old
     :param interval: interval of the plan
     """
-    now_ms, told_ms = interval.start, max((last.since for last in heard.values()), default=0)
+    now_ms = interval.start
+    told_ms = max((max(last.since, last.silent_since) for last in heard.values()), default=0)
     patience_ms = 2 * max(SILENT_S * 1000, interval.length)
     is_told = now_ms - told_ms <= max(FRESH_MS, patience_ms)
     down = {}
     for host in hosts:
-        silent = is_told and (last := heard.get(host.id)) is not None and told_ms - last.since >= patience_ms
-        unknown = not is_told and host.is_local and host.address not in connected  # others the driver never tries
-        if silent or not host.up or (unknown and host.id in before):
-            known_ms = heard[host.id].since if silent else now_ms
-            down[host.id] = min(before.get(host.id, now_ms), int(known_ms))
+        last = heard.get(host.id) if is_told else None
+        if host.address in connected or (last and not last.silent_since):
+            continue
+        silent = last is not None and told_ms > last.silent_since and told_ms - last.since >= patience_ms
+        if silent or not host.up or (host.is_local and host.id in before):
+            since_ms = int(last.silent_since) if last and silent else now_ms
+            down[host.id] = min(before.get(host.id, now_ms), since_ms)
     return down
 
 

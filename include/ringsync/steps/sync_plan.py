@@ -256,7 +256,7 @@ def _of_nodes(session: Any, interval: Bucket, before: SyncPlan | None, *, of_scy
     known = before.down if before and before.interval.end >= interval.start - FRESH_MS else {}
     down = down_since(hosts, nodes[0].up if nodes else (), heard, known, interval)
     window_ms = read_hint_window(session, of_scylla=of_scylla) if down else 0
-    hosts = tuple(replace(host, up=host.id not in down) for host in hosts)
+    hosts = tuple(replace(host, up=host.up and host.id not in down) for host in hosts)
     window_ms = window_ms or (before.hint_window_ms if before else 0)
     return SyncPlan(interval, hosts, {}, (), of_scylla=of_scylla, heard=heard, down=down, hint_window_ms=window_ms)
 
