@@ -26,7 +26,7 @@ class SizeEstimate:
     bytes: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ReplicaRange:
     """A range without wrap that a task reads by one query after another.
 

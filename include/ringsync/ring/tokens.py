@@ -16,7 +16,7 @@ MAX_TOKEN = 2**63 - 1
 RING_WIDTH = 2**64
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True, order=True, slots=True)
 class TokenRange:
     """The tokens in (start, end]: start excluded, end included. A range with start ≥ end wraps around.
 

@@ -129,7 +129,7 @@ def parted(plan: ScanPlan, parts: Iterable[Iterable[tuple[int, int]]]) -> ScanPl
     cut: dict[tuple[int, int], list[ReplicaRange]] = defaultdict(list)
     for place, at, both in overlaps([part.range for _, part in there], [tokens for tokens, _ in wanted]):
         split, part = there[place]
-        cut[split, wanted[at][1]].append(replace(part, range=both))
+        cut[split, wanted[at][1]].append(part if both == part.range else replace(part, range=both))
     return replace(plan, splits=interleaved([split_of(ranges) for ranges in cut.values()]))
 
 
