@@ -23,7 +23,9 @@ demo-scylla: $(ENVIRONMENT) ## A ScyllaDB table (a stand-in): its CDC log, messa
 .PHONY: test
 test: $(ENVIRONMENT) ## Lint, types and all tests (real servers, Spark and Airflow): some 35 minutes on two cores
 	@$(MAKE) --no-print-directory -j 3 lint test-jars kernels spark-classes
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder --max-worker-restart 0
+	@# A test that hangs ends its process, which shows where it is.
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder --max-worker-restart 0 \
+	  -o faulthandler_timeout=900 -o faulthandler_exit_on_timeout=true
 
 .PHONY: test-jars
 test-jars: $(ENVIRONMENT)
@@ -40,12 +42,12 @@ spark-classes: $(ENVIRONMENT)
 .PHONY: test-chaos
 test-chaos: $(ENVIRONMENT) ## The long tests, some three hours: kills, nodes that die, join or leave, outages, all of it at random
 	$(BIN)/python -m servers.jars cassandra-5.0 delta gcs kafka apicurio
-	$(BIN)/python -m pytest -m chaos -o faulthandler_timeout=7200
+	$(BIN)/python -m pytest -m chaos
 
 .PHONY: test-scylla
 test-scylla: $(ENVIRONMENT) ## The sync of a real ScyllaDB: RINGSYNC_SCYLLA=host:port make test-scylla
 	$(BIN)/python -m servers.jars delta
-	$(BIN)/python -m pytest -m chaos -o faulthandler_timeout=7200 tests/scylla/test_live.py
+	$(BIN)/python -m pytest -m chaos tests/scylla/test_live.py
 
 .PHONY: lint
 lint: $(ENVIRONMENT) ## Format, lint and types only
