@@ -1,7 +1,7 @@
 """Nodes that are down, and since when: what gossip, the driver and the plan before tell together.
 
-Each plan of the sync says it, and goes on from the newest one before, whoever has made that. So nobody has a memory of
-his own, and one look that knows nothing makes no dead node alive: who is down stays so until somebody hears of him.
+Each plan of the sync says it, and goes on from the newest plan before, whichever process made that. So no process has a
+memory of its own, and a look that knows nothing makes no dead node alive.
 """
 
 from __future__ import annotations
