@@ -70,16 +70,10 @@ def status_of(hosts: Collection[Host], down: Mapping[str, int], interval: Bucket
         datacenter is up
     """
     up = {host.datacenter for host in hosts if host.up}
-    return {
-        "down": {
-            host.id: {
-                "endpoint": host.endpoint,
-                "since_ms": down[host.id],
-                "is_cut_off": host.datacenter not in up,
-            }
-            for host in hosts
-            if host.id in down
-        },
-        "down_until_ms": interval.end + FRESH_MS,
-        "hint_window_ms": window_ms or DEFAULT_HINT_WINDOW_MS,
+    told = {
+        host.id: {"endpoint": host.endpoint, "since_ms": down[host.id], "is_cut_off": host.datacenter not in up}
+        for host in hosts
+        if host.id in down
     }
+    window_ms = window_ms or DEFAULT_HINT_WINDOW_MS
+    return {"down": told, "down_until_ms": interval.end + FRESH_MS, "hint_window_ms": window_ms}
