@@ -15,9 +15,11 @@ import yaml
 
 from ringsync.cli import main
 from ringsync.config import load_config
-from ringsync.ledger.alarms import get_active
+from ringsync.ledger.alarms import Alarm, get_active
+from ringsync.service.look import client_of
 from ringsync.status import NODES, read_statuses
 from ringsync.steps.loop import put_status
+from ringsync.storage.port import ObjectStore
 from ringsync.wiring import store_of
 from servers.airflow import Airflow
 from servers.cassandra import CassandraNode
@@ -74,7 +76,13 @@ def test_start_status_and_stop(
     assert {"kind": "dag-paused", "where": "commitlog_sync", "text": paused} in found["problems"]
     store = store_of(load_config(conf))
     put_status(store, "cluster", "nodes", {"down": {}, "down_until_ms": 7})
+    archived = "cdc/n1/CommitLog-7-1.log.json"
+    store.put(archived, b"{}")
     assert main(["start", "--conf", str(conf)]) == 0
+    store.delete(archived)
+    run = client_of(load_config(conf)).newest_run("archive_reprocess")
+    assert run is not None
+    assert run.run.startswith("start_"), "what waits is read at once, not when the next run of an archive has ended"
     assert NODES in read_statuses(store), "no loop writes it before the next plan"
     said = capsys.readouterr().out
     assert f"{keyspace}.orders" in said
@@ -82,7 +90,7 @@ def test_start_status_and_stop(
     assert "nodes that capture changes: 127.0.0.1" in said
     assert f"started: {SYNC};" in said
 
-    found = until(lambda: healthy(status()), 240)
+    found = until(lambda: healthy(status()), 240, status)
     assert set(found["loops"]) == {*LOOPS, NODES}
     short = ("replica_merge", "archive_reprocess", "replica_verify")
     assert {name: dag["run"]["state"] for name, dag in found["dags"].items() if name not in short} == {
@@ -102,7 +110,7 @@ def test_start_status_and_stop(
     assert 'ringsync_status_timestamp_seconds{loop="bucket_close",queue="close"}' in capsys.readouterr().out
 
     # The task can ask Airflow, too: what was told while Airflow was starting is over.
-    until(lambda: "airflow-away" not in {alarm.kind for alarm in get_active(store).alarms}, 120)
+    until(lambda: not away(store), 300, lambda: away(store))
     before = read_statuses(store)["commitlog_stage/default"]
     os.kill(before["pid"], signal.SIGKILL)
     killed = time.monotonic()
@@ -150,9 +158,13 @@ def healthy(status: tuple[int, dict[str, Any]]) -> dict[str, Any] | None:
     return found if code == 0 else None
 
 
-def until(holds: Callable[[], Any], seconds: float) -> Any:
+def away(store: ObjectStore) -> list[Alarm]:
+    return [alarm for alarm in get_active(store).alarms if alarm.kind == "airflow-away"]
+
+
+def until(holds: Callable[[], Any], seconds: float, seen: Callable[[], Any] = str) -> Any:
     end = time.monotonic() + seconds
     while not (found := holds()):
-        assert time.monotonic() < end, "it never came"
+        assert time.monotonic() < end, f"it never came, but: {seen()}"
         time.sleep(0.5)
     return found

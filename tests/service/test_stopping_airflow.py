@@ -45,7 +45,7 @@ def test_it_runs_a_task_and_leaves_no_process_behind(airflow: Airflow, project: 
     client.trigger("replica_verify", "left-behind", {"table": "shop.slow"})
     end = time.monotonic() + 240  # beside other tests, two cores are busy
     while not (started.exists() and started.read_text()):
-        assert time.monotonic() < end, "the task has not begun"
+        assert time.monotonic() < end, f"not begun: {client.state('replica_verify', 'left-behind')}"
         time.sleep(0.3)
     assert started.read_text() == "127.0.0.1"
     sessions = list(airflow.pids.values())

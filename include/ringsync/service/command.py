@@ -14,8 +14,10 @@ from rich.console import Console
 from ringsync.airflow_client import AirflowClient, AirflowError
 from ringsync.cluster.session import ClusterError, connect
 from ringsync.config import Config, ConfigError, load_config
+from ringsync.ledger.archive import is_waiting
 from ringsync.ledger.database import note_database
 from ringsync.ledger.proofs import PROOFS
+from ringsync.orchestration import ARCHIVE_REPROCESS
 from ringsync.service.checks import CHECKS, is_of_scylla, longest_sync_period_ms
 from ringsync.service.expected import Expected, expected_in, expected_of
 from ringsync.service.health import REPROCESS
@@ -63,7 +65,7 @@ def start(arguments: argparse.Namespace, console: Console) -> ExitCode:
     for key in (STOP_KEY, LEFT_KEY):
         store.delete(key)
     try:
-        _switch_on(client_of(config), expected)
+        _switch_on(client_of(config), expected, is_waiting(store))
     except AirflowError as error:
         say_error(f"{error}; some DAGs may be on and others off: run cdcservice start again, or cdcservice stop")
         return ExitCode.COMPLETED_WITH_ERRORS
@@ -81,12 +83,18 @@ def _asked_for_scylla(config: Config) -> bool:
         return False
 
 
-def _switch_on(client: AirflowClient, expected: Expected) -> None:
-    """Switch on what has to run. What is for the other database goes off first: it would read nothing, and fail."""
+def _switch_on(client: AirflowClient, expected: Expected, is_archived: bool) -> None:
+    """Switch on what has to run. What is for the other database goes off first: it would read nothing, and fail.
+
+    :param is_archived: whether archived logs wait, as after a stop: the DAG that reads them would hear of it only when
+        the next run of an archive has ended
+    """
     for dag in expected.needless_dags:
         client.set_paused(dag, True)
     for dag in expected.all_dags:
         client.set_paused(dag, False)
+    if is_archived and ARCHIVE_REPROCESS.name in expected.all_dags:
+        client.trigger(ARCHIVE_REPROCESS.name, f"start_{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}", {})
 
 
 def _check_workers(store: ObjectStore, expected: Expected, console: Console) -> ExitCode:
