@@ -33,6 +33,7 @@ from ringsync.steps.scylla.known_generations import KnownGenerations
 from ringsync.steps.scylla.log_task import FollowedLog
 from ringsync.steps.stage.staged_files import StagedTable
 from ringsync.storage.local import LocalStore
+from tests.bounded import as_long_as
 from tests.scylla.log_tables import Tables, log_text, tables_of
 from tests.scylla.test_log_stager import MINUTE, NAME, NOW, TABLE_ID, Cluster, Row, Sync, generation, spread
 from tests.scylla.test_log_sweeps import CELLS_TTL_S, ONLY, Log, Switched, log_of, staged, switched
@@ -239,7 +240,7 @@ def test_cdc_that_comes_back_with_a_smaller_ttl_dates_no_row_wrongly(sync_of: Ca
     log.add(20, lambda number: base_ms + number * MINUTE, 0)
     sync.run(30, step_ms=MINUTE)
     log.is_on = False
-    while not sync.position.has_ended:
+    for _ in as_long_as(lambda: not sync.position.has_ended):
         sync.run(5, step_ms=5 * MINUTE)
     assert log.now_ms - base_ms < 24 * HOUR
     log.is_on, log.ttl_s = True, TTL_S // 2

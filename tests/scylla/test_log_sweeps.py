@@ -23,6 +23,7 @@ from ringsync.scylla.progress import Position, Rules
 from ringsync.steps import loop
 from ringsync.steps.scylla import scylla_log_stage
 from ringsync.steps.scylla.followed_logs import FollowedLogs, FollowedTable, NotYetError
+from tests.bounded import as_long_as
 from tests.scylla.test_log_stager import CELLS_TTL_S, MINUTE, NAME, NOW, TABLE_ID, Cluster, Row, Sync, generation
 from tests.scylla.test_log_task import HOUR, TTL_S
 
@@ -345,7 +346,7 @@ def test_a_group_that_waits_in_a_log_that_has_ended_is_told(sync_of: Callable[[L
     sync.run(60, step_ms=MINUTE)
     log.is_on = False
     log.rows = [Row(STREAM, log.now_ms + 1000, 1, 0, log.now_ms + 1000, TTL_S, 1, 0, is_last=False)]
-    while not (sync.position.waiting and sync.position.until_ms == sync.position.ends_ms):
+    for _ in as_long_as(lambda: not (sync.position.waiting and sync.position.until_ms == sync.position.ends_ms)):
         sync.run(0.5, step_ms=15_000)
     assert sync.stager.status()["logs"][NAME]["waiting"] == 1
     sync.run(10, step_ms=MINUTE)

@@ -299,6 +299,13 @@ def test_a_cycle_that_failed_says_nothing_of_logs(tmp_path: Path) -> None:
     assert reports(store, {}, []).silent == {"log": "no quorum"}
 
 
+def test_a_cycle_that_goes_on_says_nothing_of_logs(tmp_path: Path) -> None:
+    """Until the first one of a run has ended, the sign of life repeats what the run before has seen, or nothing."""
+    store = LocalStore(tmp_path)
+    put_status(store, "scylla_log_stage", "log", {"logs": {}, "error": None, "busy": {"with": None, "since_ms": 1}})
+    assert reports(store, {}, []).silent.keys() == {"log"}
+
+
 class FakeAirflow:
     """Remembers which DAGs are paused."""
 

@@ -34,6 +34,7 @@ from ringsync.steps.passes.make import PassContext, commit, make_outputs
 from ringsync.steps.passes.rows_after import AfterReader
 from ringsync.steps.sync_plan import SyncTable
 from ringsync.streams.files import FileStream, StreamDamagedError, StreamError
+from tests.bounded import as_long_as
 from tests.steps.late_files import Write, change_rows
 from tests.steps.test_bootstrap_begins_back import OneByOne, follow_ups, rows_of_replica
 from tests.steps.test_close import NOW, RING, TABLE
@@ -50,7 +51,7 @@ def now_ms() -> int:
 
 def cycle(close: FollowUps) -> None:
     """What ``bucket_close`` does for a table of which no rows are settled, in as many cycles as the replica needs."""
-    while close.catch_up() is False:
+    for _ in as_long_as(lambda: close.catch_up() is False):
         pass
     close.tell_missed()
 

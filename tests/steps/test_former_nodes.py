@@ -24,6 +24,7 @@ from ringsync.steps.stage.node_log import SYNC_MARGIN_MS, UNKNOWN_SYNC_MS
 from ringsync.steps.stage.vain_tries import FORMER_PATIENCE_MS
 from ringsync.steps.sync_plan import FormerHost
 from ringsync.storage.port import UnavailableError
+from tests.bounded import as_long_as
 from tests.steps.test_stager import FOLDER, HOST, TABLES, WELL, Cluster, Sync
 from tests.steps.test_stager_cdc_off import index_of
 
@@ -206,7 +207,7 @@ def test_a_backlog_is_read_to_its_end_however_long_it_takes(
     leave(sync, alive=alive)
     begin_anew(sync)
     sync.cycle_once(PATIENCE_S + MINUTE_S)
-    while any(file.exists() for file in segments):
+    for _ in as_long_as(lambda: any(file.exists() for file in segments)):
         assert not is_forgotten(sync)
         sync.cycle_once(PATIENCE_S / 2)
     pass_time(sync, OVER_S)
@@ -233,7 +234,7 @@ def test_the_hour_begins_anew_whenever_something_was_read(sync: Sync, monkeypatc
         with refused(sync):
             pass_time(sync, PATIENCE_S - 180)
         there = sum(file.exists() for file in segments)
-        while sum(file.exists() for file in segments) == there:
+        for _ in as_long_as(lambda there=there: sum(file.exists() for file in segments) == there):
             sync.cycle_once(1)
     assert gaps(sync) == []
     pass_time(sync, OVER_S)
@@ -259,12 +260,11 @@ def test_the_hour_goes_on_in_the_next_run(sync: Sync) -> None:
     leave(sync)
     shutil.rmtree(sync.segment.parent)
     tries = 0
-    while not is_forgotten(sync):
+    for tries in as_long_as(lambda: not is_forgotten(sync), 75):
         if tries % 10 == 0:
             begin_anew(sync)
         sync.cycle_once(MINUTE_S)
-        tries += 1
-    assert 60 < tries < 75
+    assert 60 < tries + 1 < 75
     assert get_read_node(sync.store, HOST.id) is None
 
 

@@ -24,6 +24,7 @@ from ringsync.steps.stage.node_log import PATIENCE_MS
 from ringsync.steps.stage.stage_task import StageTask, StageWork, stage
 from ringsync.steps.stage.staged_files import Windows
 from ringsync.storage.local import LocalStore
+from tests.bounded import as_long_as
 from tests.steps.node_logs import finished
 from tests.steps.test_stager import TABLES, UNREAD, WELL, Cluster, OneByOne, Sync
 
@@ -180,7 +181,7 @@ def test_a_node_whose_damaged_segment_cannot_be_committed_fails_until_it_can(
         return took_s, set(unread)
 
     begun = sync.now_s
-    while not tried:
+    for _ in as_long_as(lambda: not tried):
         cycle()  # What looks damaged is read again for a minute.
     assert sync.now_s - begun >= PATIENCE_MS / 1000
     everybody = {host.endpoint for host in sync.hosts if host.id != "well"}
