@@ -17,6 +17,9 @@ from ringsync.storage.port import ChecksumError, NotFoundError, ObjectStore, Sta
 STALE_AFTER_S = 40.0
 """Seconds without a status before a loop counts as dead."""
 
+ABANDONED_AFTER_S = 300.0
+"""Seconds without a sign of life before a bootstrap counts as abandoned: between two of its tasks there are fewer."""
+
 BOOTSTRAPS = "bootstrap/"
 """Prefix of the names of statuses that belong to unfinished bootstraps, not to loops."""
 

@@ -87,6 +87,16 @@ def test_a_bootstrap_that_nobody_works_on_is_named() -> None:
     assert problem.endswith("or with --cancel, which ends it")
 
 
+def test_a_bootstrap_that_has_begun_and_says_nothing_is_named() -> None:
+    """It was killed between its first pass and its first word, or the store was away: the stream of its table waits."""
+    statuses = healthy()
+    statuses["bucket_close/close"]["tables"] = {"shop.orders": {**TABLE, "table_id": "ab", "bootstrap": "b-1"}}
+    (problem,) = found(statuses, {})
+    assert problem.startswith("shop.orders: bootstrap b-1 is not finished, and nobody says that he works on it: run ")
+    says = {"table": "shop.orders", "table_id": "ab", "bootstrap": "b-1", "run": "r", "step": "scan", "fraction": 0.4}
+    assert found(statuses | {"bootstrap/ab": {**says, "at_ms": 49_000}}, {}) == []
+
+
 def test_what_loops_tell_of_nodes_and_tables() -> None:
     statuses = healthy()
     statuses["commitlog_stage/default"]["nodes"] = {
@@ -298,6 +308,9 @@ def test_who_may_say_that_it_is_over() -> None:
     always |= {"DAG commitlog_sync", "DAG replica_merge"}
     assert judge() == always | {"commitlog_stage/default", "out_of_sequence/queue", "schema_update/schema"}
     assert judge(stopped=True) == always
+    is_judge = judges(statuses, dags, EXPECTED, False, NOW_S, damaged={"replica_verify/proofs"})
+    assert not is_judge("replica_verify/proofs"), "what it has told before stays raised"
+    assert is_judge("commitlog_stage/default")
 
 
 def test_trouble_with_the_archive_is_urgent_when_room_is_scarce() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import suppress
 from dataclasses import replace
 from types import SimpleNamespace
@@ -16,11 +17,13 @@ from ringsync.ring.tokens import TokenRange
 from ringsync.schema.table import Schema
 from ringsync.sources.scan.plan import Selection
 from ringsync.state.bootstrap import CANCELLED, PUBLISHING
-from ringsync.status import BOOTSTRAPS, read_statuses
+from ringsync.status import ABANDONED_AFTER_S, BOOTSTRAPS, read_statuses
 from ringsync.steps.application import StepError
+from ringsync.steps.bootstrap import cancel as cancelling
 from ringsync.steps.bootstrap import copied_gap, drain, prepare
-from ringsync.steps.bootstrap.cancel import cancel_one
+from ringsync.steps.bootstrap.cancel import cancel
 from ringsync.steps.bootstrap.copied_gap import note_before_copy, said_before_cdc
+from ringsync.steps.tables import Outcome
 from tests.steps.test_close import TABLE
 from tests.steps.test_holes import World, come_back, lose_cdc, world  # noqa: F401
 
@@ -129,28 +132,48 @@ def test_a_preparation_that_fails_hides_no_gap(away: World) -> None:
 
 @pytest.mark.parametrize("name", ["orders", "Orders"])
 @pytest.mark.parametrize("known", [True, False])
-def test_a_preparation_that_was_killed_is_cancelled(away: World, name: str, known: bool) -> None:
+def test_a_preparation_that_was_killed_is_cancelled(
+    away: World, name: str, known: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its alarm is bootstrap-abandoned, which says so: there was nothing to cancel, and the alarm stayed. The table may
-    have been dropped."""
+    have been dropped. One that was begun a moment ago lives."""
     table = replace(TABLE, name=name)
     killed = said_before_cdc(away.store, table, "r1", wanted=True)
     killed.__enter__()
     assert KEY in read_statuses(away.store)
-    state: Any = SimpleNamespace(find=lambda *name: None)
-    with pytest.raises(StepError, match="has no unfinished bootstrap"):
-        cancel_one(CONFIG, away.store, state, Schema((table,) if known else ()), TABLE.keyspace, name)
-    assert KEY not in read_statuses(away.store)
+    state: Any = SimpleNamespace(find=lambda *name: None, session=None)
+    monkeypatch.setattr(cancelling, "read_tables", lambda _: Schema((table,) if known else ()))
+    for lives in (True, False):
+        with pytest.raises(StepError, match="has no unfinished bootstrap"):
+            [*cancel(CONFIG, away.store, state, [(TABLE.keyspace, name)], Outcome(alone=True))]
+        assert (KEY in read_statuses(away.store)) is lives
+        monkeypatch.setattr(copied_gap, "time", SimpleNamespace(time=lambda: time.time() + ABANDONED_AFTER_S + 1))
 
 
-def test_a_killed_preparation_is_cancelled_with_the_bootstrap_of_the_table_before(away: World) -> None:
+def test_a_killed_preparation_is_cancelled_with_the_bootstrap_of_the_table_before(
+    away: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The table was created again: only the older bootstrap was ended, and again with each --cancel."""
-    said_before_cdc(away.store, TABLE, "r1", wanted=True).__enter__()
+    killed = said_before_cdc(away.store, TABLE, "r1", wanted=True)
+    killed.__enter__()
+    assert KEY in read_statuses(away.store)
+    monkeypatch.setattr(copied_gap, "time", SimpleNamespace(time=lambda: time.time() + ABANDONED_AFTER_S + 1))
+    monkeypatch.setattr(cancelling, "clear_finished", lambda *_: None)
     older: Any = SimpleNamespace(id="b0", state=CANCELLED, specification='{"table_id": "older"}')
     done: Any = {"cancel": lambda *_, gone: True, "take_over": lambda *_: None, "session": None}
     state: Any = SimpleNamespace(find=lambda *name: older, **done)
     known: Any = SimpleNamespace(by_id=lambda: {"older": None}, unreadable=())
-    assert cancel_one(CONFIG, away.store, state, known, TABLE.keyspace, TABLE.name) is older
+    monkeypatch.setattr(cancelling, "read_tables", lambda _: known)
+    names = [(TABLE.keyspace, TABLE.name)]
+    assert [*cancel(CONFIG, away.store, state, names, Outcome(alone=True))] == [(names[0], older)]
     assert KEY not in read_statuses(away.store)
+
+
+def test_a_preparation_that_fails_since_another_run_has_begun_leaves_what_that_says(away: World) -> None:
+    with suppress(ValueError), said_before_cdc(away.store, TABLE, "r1", wanted=True):
+        prepare.say(away.store, plan_of(), "scan")
+        raise ValueError
+    assert read_statuses(away.store)[KEY]["bootstrap"] == "b1"
 
 
 @pytest.mark.parametrize("wanted", [True, False])

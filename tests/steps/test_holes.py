@@ -15,7 +15,7 @@ from ringsync.cluster.schema import NodeTables
 from ringsync.ledger.archive import archive_segment
 from ringsync.ledger.dropped_tables import mark_dropped
 from ringsync.ledger.gaps import Gaps, close_gap, note_verified
-from ringsync.ledger.left_tables import left_tables
+from ringsync.ledger.left_tables import left_tables, when_left
 from ringsync.ledger.table_versions import CdcBegun
 from ringsync.ring.ring import Host, Replication
 from ringsync.schema.table import Schema
@@ -122,7 +122,7 @@ def test_a_table_that_comes_back_has_a_gap_until_it_is_repaired(world: World, lo
     assert gap is not None
     assert gap.since_ms <= followed_ms, "from then on it may lack something"
     assert gap.found_ms >= world.now_ms
-    assert left_tables(world.store) == {}
+    assert not left_tables(world.store)
     world.plan(3)
     assert len(world.gaps()) == 1, "it is told once"
     note_verified(world.store, TABLE.table_id, gap.found_ms)
@@ -141,7 +141,7 @@ def test_tables_that_are_followed_for_the_first_time_have_none(world: World) -> 
     world.left_out.clear()
     world.plan(3)
     assert world.store.list("gaps/") == []
-    assert left_tables(world.store) == {}
+    assert not left_tables(world.store)
 
 
 def test_what_the_stage_had_not_read_when_the_table_left_counts(world: World) -> None:
@@ -213,7 +213,7 @@ def test_a_table_without_cdc_while_nobody_looked_has_a_gap(world: World) -> None
     assert problem.kind == Kind.TABLE_GAP
     (gap,) = Gaps(world.store).look().values()
     assert gap is not None
-    assert (gap.since_ms, left_tables(world.store)) == (off_ms, {})
+    assert (gap.since_ms, left_tables(world.store)) == (off_ms, set())
     note_verified(world.store, TABLE.table_id, gap.found_ms + 1)
     close_gap(world.store, gap.key)
     read_logs(off_ms, off_ms + 500)  # of a node that was down
@@ -235,7 +235,7 @@ def test_a_damaged_note_of_when_a_table_began_is_no_silence(world: World, note: 
 
 def test_a_table_that_was_never_followed_may_lose_cdc(world: World) -> None:
     note_switched_off(world.store, CdcBegun(world.store), {("e" * 32, world.now_ms)})
-    assert left_tables(world.store) == {}
+    assert not left_tables(world.store)
 
 
 def test_a_damaged_note_is_a_gap_since_nobody_knows_when(world: World) -> None:
@@ -279,7 +279,7 @@ def test_while_nodes_disagree_a_table_leaves_once(world: World) -> None:
     (gap,) = Gaps(world.store).look().values()
     assert gap is not None
     assert gap.since_ms <= followed_ms < world.now_ms <= gap.found_ms
-    assert left_tables(world.store) == {}
+    assert not left_tables(world.store)
 
 
 def test_a_node_that_is_behind_makes_no_table_leave(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,7 +299,7 @@ def test_a_node_that_is_behind_makes_no_table_leave(world: World, monkeypatch: p
     lose_cdc(world)
     world.altered_ms = created_ms
     holes.note_holes_of(world.store, config, node)
-    assert left_tables(world.store) == {}
+    assert not left_tables(world.store)
     come_back(world)
     world.altered_ms = with_cdc_ms
     world.plan(2)
@@ -332,7 +332,7 @@ def test_archived_segments_that_wait_count(world: World, tmp_path: Path, began_m
     archive_segment(world.store, "a", file, "3\nCOMPLETED", began_ms=began_ms, now_ms=world.now_ms, even_short=True)
     lose_configuration(world)
     world.plan()
-    (left,) = left_tables(world.store).values()
+    left = when_left(world.store, *left_tables(world.store))
     assert left is not None
     assert left.since_ms == began_ms
 
@@ -345,7 +345,7 @@ def test_what_a_node_logged_that_is_down_counts(world: World) -> None:
     world.say_read = lambda _: world.store.say("status/commitlog_stage/default.json", said)  # type: ignore[method-assign]
     lose_configuration(world)
     world.plan()
-    (left,) = left_tables(world.store).values()
+    left = when_left(world.store, *left_tables(world.store))
     assert left is not None
     assert left.since_ms == read_ms
 
@@ -360,4 +360,4 @@ def test_the_note_of_a_dropped_table_goes(world: World, monkeypatch: pytest.Monk
     assert left_tables(world.store), "the node may be behind"
     mark_dropped(world.store, TABLE.keyspace, TABLE.name, TABLE.table_id, world.now_ms)
     world.plan()
-    assert left_tables(world.store) == {}
+    assert not left_tables(world.store)

@@ -333,6 +333,49 @@ def test_a_node_that_restarts_at_the_first_look_after_a_stop_is_not_down_since_t
     assert world.kinds() == set()
 
 
+@pytest.mark.parametrize("world", ["status"], indirect=True)
+def test_a_silence_before_a_stop_is_over(world: World) -> None:
+    """ScyllaDB tells only who is up now: the node was, all the time, and restarts at the first look after it."""
+    world.pass_by(3)
+    world.is_alive = False
+    world.pass_by(4)
+    assert world.down() == {FAR: 3}
+    world.now_ms += 50 * HOUR_MS
+    world.pass_by(2)
+    assert world.down() == {FAR: 1}
+
+
+@pytest.mark.parametrize("world", ["gossip"], indirect=True)
+def test_a_worker_whose_clock_is_far_behind_tells_nobody_who_is_down(world: World) -> None:
+    """Each of its plans made the status one of the past: a dead node counted as alive, its archive as silent."""
+    world.pass_by(3)
+    world.is_alive = False
+    world.pass_by(110)
+    assert world.down() == {FAR: 109}
+    assert world.kinds() == {Kind.NODE_PAST_HINTS}
+    plan_of(world.store, CONFIG, world.session(), Bucket(world.now_ms - 3 * HOUR_MS, MINUTE_MS))
+    assert world.kinds() == {Kind.NODE_PAST_HINTS}
+
+
+@pytest.mark.parametrize("world", ["nothing"], indirect=True)
+def test_who_wakes_up_behind_its_plan_removes_none_that_was_made_meanwhile(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.far_is_up = False
+    monkeypatch.setattr(sync_plan, "store_ms", lambda *_: world.now_ms)
+    world.pass_by(120, at=BESIDE)
+    told = sync_plan.put_status
+
+    def paused(*status: Any) -> None:
+        monkeypatch.setattr(sync_plan, "put_status", told)
+        world.pass_by(10, at=BESIDE)
+
+    monkeypatch.setattr(sync_plan, "put_status", paused)
+    world.pass_by(1, at=BESIDE)
+    world.pass_by(1, at=BESIDE)
+    assert world.down() == {FAR: 131}
+
+
 def test_of_two_rows_of_a_host_the_newest_counts() -> None:
     """It has changed its address: the old row stays for some minutes."""
     rows = [("10.0.0.1", 9, 70), ("10.0.0.9", 8, 4000)]

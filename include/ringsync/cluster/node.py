@@ -87,8 +87,9 @@ def connected_nodes(session: Any) -> Iterator[OneNode]:
     hosts = list(session.get_pool_state())
     up = [host for host in hosts if host.is_up]
     down = _addresses(host for host in session.cluster.metadata.all_hosts() if host.is_up is False)
+    addresses = _addresses(up)
     for host in random.sample(up or hosts, len(up or hosts)) or [None]:
-        yield OneNode(session, host, down, _addresses(up))
+        yield OneNode(session, host, down, addresses)
 
 
 def node_of(session: Any, host_id: str) -> OneNode | None:

@@ -10,7 +10,7 @@ import json
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 
-from ringsync.storage.port import AlreadyExistsError, ChecksumError, ObjectStore, get_json, list_named
+from ringsync.storage.port import AlreadyExistsError, ChecksumError, ObjectStore, list_named
 
 _FOLDER = "staging/left/"
 
@@ -27,17 +27,22 @@ class LeftTable:
     has_cdc: bool
 
 
-def left_tables(store: ObjectStore) -> dict[str, LeftTable | None]:
-    """Read the tables that have left, by id; None: the object is damaged, and nobody knows since when."""
-    found: dict[str, LeftTable | None] = {}
-    for stat in list_named(store, _FOLDER, r"[0-9a-f]{32}\.json"):
-        table_id = stat.key.removeprefix(_FOLDER).removesuffix(".json")
-        try:
-            if (document := get_json(store, stat.key)) is not None:
-                found[table_id] = LeftTable(int(document["since_ms"]), bool(document["has_cdc"]))
-        except (ChecksumError, ValueError, TypeError, KeyError):
-            found[table_id] = None
-    return found
+def left_tables(store: ObjectStore) -> set[str]:
+    """List the ids of the tables that have left: thousands, after all were left."""
+    listed = list_named(store, _FOLDER, r"[0-9a-f]{32}\.json")
+    return {stat.key.removeprefix(_FOLDER).removesuffix(".json") for stat in listed}
+
+
+def when_left(store: ObjectStore, table_id: str) -> LeftTable | None:
+    """Read since when a table is not followed; None: the object is damaged, and nobody knows.
+
+    :raises NotFoundError: it is followed again
+    """
+    try:
+        document = json.loads(store.get(f"{_FOLDER}{table_id}.json"))
+        return LeftTable(int(document["since_ms"]), bool(document["has_cdc"]))
+    except (ChecksumError, ValueError, TypeError, KeyError):
+        return None
 
 
 def note_left(store: ObjectStore, table_id: str, left: LeftTable) -> None:

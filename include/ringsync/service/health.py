@@ -5,7 +5,7 @@ docs/runbook.md has a section for each kind of problem.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import starmap
@@ -17,7 +17,7 @@ from ringsync.progress import duration
 from ringsync.service.delays import ARCHIVE_WAITS, Limits, delays
 from ringsync.service.expected import ARCHIVE, SCHEMA, VERIFY_DAG, Expected
 from ringsync.service.problem import Kind, Problem
-from ringsync.status import BOOTSTRAPS, NODES, STALE_AFTER_S, Status, age_s, cycle_ms
+from ringsync.status import ABANDONED_AFTER_S, BOOTSTRAPS, NODES, STALE_AFTER_S, Status, age_s, cycle_ms
 from ringsync.steps.close.closing import ALL_LOGS
 
 ROOMY = 0.25
@@ -28,9 +28,6 @@ REPROCESS = "archive_reprocess/"
 
 HOMELESS_MS = 180_000
 """Rows of an unknown table may wait so long before that is a problem: a new plan may name it, once in an interval."""
-
-ABANDONED_AFTER_S = 300.0
-"""Seconds without a sign of life before a bootstrap counts as abandoned: between two of its tasks there are fewer."""
 
 ARCHIVE_STUCK_S = 300.0
 """So long an archive may upload some segments, s: an object store that is slow takes 128 MB at 0.5 MB/s."""
@@ -60,6 +57,7 @@ def problems(
     loops = [loop for loop in expected.loops if loop not in damaged or loop in (*lasting, *expected.emptying_loops)]
     told = [problem for loop, status in statuses.items() for problem in told_by(loop, status, limits, now_s)]
     told += starmap(_unreadable, damaged.items())
+    told += _without_status(statuses, damaged)
     if stopped:
         return [
             Problem(Kind.SYNC_STOPPED, "sync", f"stopped: {expected.meanwhile} until cdcservice start"),
@@ -96,15 +94,19 @@ def judges(
     expected: Expected,
     stopped: bool,
     now_s: float,
+    *,
+    damaged: Collection[str] = (),
 ) -> Callable[[str], bool]:
     """Return a function that tells whether an owner of problems says now what is wrong. What a loop has told stays as
-    it is while the loop is silent or stopped, and a failed DAG until it has succeeded.
+    it is while the loop is silent or stopped, or its status is damaged, and a failed DAG until it has succeeded.
 
     The arguments are those of :func:`problems`.
     """
     loops, lasting = expected.loops, expected.lasting_loops
 
     def is_judge(owner: str) -> bool:
+        if owner in damaged:
+            return False
         if owner in loops:
             is_fresh = owner in statuses and age_s(statuses[owner], now_s) <= STALE_AFTER_S
             return is_fresh and (not stopped or owner in lasting)
@@ -166,12 +168,26 @@ def _of_dag(dag: str, health: DagHealth) -> Iterator[Problem]:
 def _of_bootstrap(loop: str, status: Status, now_s: float) -> Iterator[Problem]:
     """Yield a problem if an unfinished bootstrap is abandoned: the stream of its table waits for it."""
     if loop.startswith(BOOTSTRAPS) and (age := age_s(status, now_s)) > ABANDONED_AFTER_S:
-        text = (
-            f"{status['table']}: bootstrap {status['bootstrap']} is not finished, and nobody has worked on it for "
-            f"{duration(age)}: run cdcservice bootstrap --table {status['table']} again, which goes on with it, or "
-            "with --cancel, which ends it"
-        )
-        yield Problem(Kind.BOOTSTRAP_ABANDONED, status["table"], text)
+        yield _abandoned(status["table"], status["bootstrap"], f"has worked on it for {duration(age)}")
+
+
+def _without_status(statuses: Mapping[str, Status], damaged: Collection[str]) -> Iterator[Problem]:
+    """Yield a problem for each bootstrap that has begun and says nothing: it was killed before it said something, or
+    could not."""
+    known = {*statuses, *damaged}
+    for loop, status in statuses.items():
+        for table, fields in status.get("tables", {}).items():
+            if fields.get("bootstrap") and f"{BOOTSTRAPS}{fields.get('table_id')}" not in known:
+                problem = _abandoned(table, fields["bootstrap"], "says that he works on it")
+                yield replace(problem, owner=loop)
+
+
+def _abandoned(table: str, bootstrap: str, nobody: str) -> Problem:
+    text = (
+        f"{table}: bootstrap {bootstrap} is not finished, and nobody {nobody}: run cdcservice bootstrap --table "
+        f"{table} again, which goes on with it, or with --cancel, which ends it"
+    )
+    return Problem(Kind.BOOTSTRAP_ABANDONED, table, text)
 
 
 def _of_proofs(status: Status, now_s: float) -> Iterator[Problem]:

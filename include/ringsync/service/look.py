@@ -68,7 +68,7 @@ def look(config: Config, store: ObjectStore, now_s: float, gaps: Gaps | None = N
     missing = (one.problem(store) for one in lost if one.unverified is not None)
     over = tuple(one.key for one in lost if one.unverified is None)
     found = (*of_airflow, *database, *clocks, *missing, *wrong)
-    return Look(statuses, dags, stopped, found, judges(*asked), over)
+    return Look(statuses, dags, stopped, found, judges(*asked, damaged=damaged), over)
 
 
 def _untold(loop: str, status: Status, limits: Limits, now_s: float) -> str:

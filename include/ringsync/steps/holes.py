@@ -16,12 +16,12 @@ from ringsync.config import Config
 from ringsync.ledger.archive import archived
 from ringsync.ledger.dropped_tables import all_dropped
 from ringsync.ledger.gaps import NOT_FOLLOWED, Gap, note_gap
-from ringsync.ledger.left_tables import LeftTable, forget_left, left_tables, note_left
+from ringsync.ledger.left_tables import LeftTable, forget_left, left_tables, note_left, when_left
 from ringsync.ledger.table_versions import CdcBegun
 from ringsync.ledger.waiting_segments import WAITING
 from ringsync.schema.table import TableSchema, UnreadableTable
 from ringsync.status import STALE_AFTER_S, age_s, read_status, read_statuses
-from ringsync.storage.port import ObjectStore
+from ringsync.storage.port import NotFoundError, ObjectStore
 
 
 def note_holes(
@@ -44,32 +44,30 @@ def note_holes(
     may_be_back = bool(known) and not _nodes_disagree(store)
     until_ms: int | None = None
     there = list(tables)
-    if gone := known.keys() - {table.table_id for table in there}:
+    if gone := known - {table.table_id for table in there}:
         for table_id in gone & all_dropped(store):
             forget_left(store, table_id)
     for table in there:
         table_id, name, has_cdc = table.table_id, table.full_name, table.table_id in told.with_cdc
         if has_cdc and config.sync.follows(name):
             if table_id in known and may_be_back:
-                note_back(store, config, table, told, begun, known[table_id])
+                note_back(store, config, table, told, begun)
         elif table_id in begun and table_id not in known and (has_cdc or not _is_behind(told, begun, table_id)):
             until_ms = _captured_until_ms(store, before_ms) if until_ms is None else until_ms
             note_left(store, table_id, LeftTable(until_ms, has_cdc))
 
 
 def note_back(
-    store: ObjectStore,
-    config: Config,
-    table: TableSchema | UnreadableTable,
-    told: NodeTables,
-    begun: CdcBegun,
-    left: LeftTable | None,
+    store: ObjectStore, config: Config, table: TableSchema | UnreadableTable, told: NodeTables, begun: CdcBegun
 ) -> None:
     """Note the gap of a table that is back.
 
     :param told: what a node says of it
-    :param left: when it has left; None: nobody knows
     """
+    try:
+        left = when_left(store, table.table_id)
+    except NotFoundError:  # another process has noted it just now
+        return
     note_gap(store, _gap(table.table_id, table.full_name, left, config))
     begun.begins_again(table.table_id, told.altered_ms.get(table.table_id, 0))
     forget_left(store, table.table_id)

@@ -179,6 +179,8 @@ def plan_of(
     try:
         return SyncPlan.from_json(store.get(key))
     except NotFoundError:
+        # Listed before the time is asked for: however long this process pauses, what is later is of another clock.
+        keys = plan_keys(store)
         present = interval_at(store_ms(store, interval.start), interval.length)
         if present.start < interval.start:
             return plan_of(store, config, session, present, before)
@@ -192,13 +194,13 @@ def plan_of(
         store.put(key, made.to_json().encode(), if_absent=True)
     except AlreadyExistsError:
         return SyncPlan.from_json(store.get(key))
-    put_status(store, "cluster", "nodes", status_of(made.hosts, made.down, made.interval, made.hint_window_ms))
+    if key > max(keys, default=""):  # not where a clock is far behind
+        put_status(store, "cluster", "nodes", status_of(made.hosts, made.down, made.interval, made.hint_window_ms))
     # Another process may have made the next plan meanwhile. Later ones are of a time when the store's clock was ahead.
     last = _key(Bucket(present.end, present.length))
-    keys = plan_keys(store)
-    kept = [key for key in keys if key <= last][-KEPT_PLANS:]
-    for key in set(keys).difference(kept):
-        store.delete(key)
+    kept = [key for key in (*keys, key) if key <= last][-KEPT_PLANS:]
+    for old in set(keys).difference(kept):
+        store.delete(old)
     return made
 
 
@@ -250,11 +252,14 @@ def make_plan(
 
 def _of_nodes(session: Any, interval: Bucket, before: SyncPlan | None, *, of_scylla: bool) -> SyncPlan:
     """Begin a plan: it knows the nodes, which of them are down, and since when."""
+    if before and before.interval.end < interval.start - FRESH_MS:
+        before = replace(before, down={})
+        if of_scylla:  # gossip remembers when a node was heard of while nobody looked; ScyllaDB says who is up now
+            before = replace(before, heard={host: one._replace(silent_since=0) for host, one in before.heard.items()})
     hosts, nodes, heard = read_hosts(session), [*connected_nodes(session)], before.heard if before else {}
     if beats := heartbeats(nodes, interval.start / 1000):
         heard = hear(beats, [host.id for host in hosts], heard, interval.start)
-    known = before.down if before and before.interval.end >= interval.start - FRESH_MS else {}
-    down = down_since(hosts, nodes[0].up if nodes else (), heard, known, interval)
+    down = down_since(hosts, nodes[0].up if nodes else (), heard, before.down if before else {}, interval)
     window_ms = read_hint_window(session, of_scylla=of_scylla) if down else 0
     hosts = tuple(replace(host, up=host.up and host.id not in down) for host in hosts)
     window_ms = window_ms or (before.hint_window_ms if before else 0)

@@ -39,6 +39,7 @@ def cancel(
     :param outcome: gets the failures; those of a table that is alone are raised, as :func:`cancel_one` does
     :returns: each table with its cancelled bootstrap
     """
+    forget_preparations(store, [*map(text_of, tables)])  # if one was killed, its alarm names this command
     known = read_tables(state.session)
     yield from attempts("", tables, lambda name: cancel_one(config, store, state, known, *name), outcome)
     clear_finished(config, store, state)
@@ -54,7 +55,6 @@ def cancel_one(
     :raises StepError: there is none; the table cannot be read; all of it is copied, and the table is there; another has
         begun meanwhile
     """
-    forget_preparations(store, text_of((keyspace, name)))  # if one was killed, its alarm names this command
     latest = state.find(keyspace, name)
     if latest is None or latest.state == COMPLETED:
         raise StepError(f"{keyspace}.{name} has no unfinished bootstrap")

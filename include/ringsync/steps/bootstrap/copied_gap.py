@@ -6,7 +6,8 @@ keeps it from being an alarm. If the bootstrap is cancelled, the gap is there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,7 +20,7 @@ from ringsync.ledger.passes import marks_of_latest, pass_numbers
 from ringsync.ledger.table_versions import CdcBegun
 from ringsync.ring.tokens import fraction
 from ringsync.schema.table import TableSchema
-from ringsync.status import BOOTSTRAPS, forget, read_statuses
+from ringsync.status import ABANDONED_AFTER_S, BOOTSTRAPS, age_s, forget, read_status, read_statuses
 from ringsync.steps.bootstrap.plan import BootstrapPlan
 from ringsync.steps.holes import note_back
 from ringsync.steps.loop import put_status
@@ -45,26 +46,28 @@ def said_before_cdc(store: ObjectStore, table: TableSchema, run: str, *, wanted:
     try:
         yield
     except BaseException:
-        forget_preparations(store, table.full_name)
+        said = read_status(store, key) or {}
+        if (said.get("bootstrap"), said.get("run")) == (PREPARED, run):  # another run may have begun
+            forget(store, key)
         raise
 
 
-def forget_preparations(store: ObjectStore, table: str) -> None:
-    """Say no more that a bootstrap of a table is being prepared: that has failed, or was killed, and the table may be
-    gone. What a bootstrap says stays.
+def forget_preparations(store: ObjectStore, tables: Collection[str]) -> None:
+    """Say no more that bootstraps of tables are being prepared: those runs were killed, and the tables may be gone.
+    What a bootstrap says stays, and what was said a moment ago.
 
-    :param table: ``keyspace.name``
+    :param tables: ``keyspace.name``
     """
     for key, status in read_statuses(store).items():
-        if key.startswith(BOOTSTRAPS) and (status["bootstrap"], status["table"]) == (PREPARED, table):
+        is_prepared = key.startswith(BOOTSTRAPS) and status["bootstrap"] == PREPARED
+        if is_prepared and status["table"] in tables and age_s(status, time.time()) > ABANDONED_AFTER_S:
             forget(store, key)
 
 
 def note_before_copy(store: ObjectStore, config: Config, session: Any, table: TableSchema) -> None:
     """Note the gap of a table that all nodes know to have cdc again."""
-    if table.table_id in (left := left_tables(store)):
-        told = read_node_tables(one_node(session))
-        note_back(store, config, table, told, CdcBegun(store), left[table.table_id])
+    if table.table_id in left_tables(store):
+        note_back(store, config, table, read_node_tables(one_node(session)), CdcBegun(store))
 
 
 def close_behind_copy(store: ObjectStore, plan: BootstrapPlan) -> None:
