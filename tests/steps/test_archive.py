@@ -18,7 +18,7 @@ import google_crc32c
 import pytest
 
 from ringsync.ledger import archive
-from ringsync.ledger.archive import READ, WAITING, ArchivedSegment, ArchiveError, archived
+from ringsync.ledger.archive import READ, WAITING, ArchivedSegment, archived
 from ringsync.ledger.staging import StageCommit, put_commit
 from ringsync.ring.ring import Host
 from ringsync.service.expected import Expected
@@ -30,7 +30,7 @@ from ringsync.steps.archive.raw_folder import look, total_space
 from ringsync.steps.archive.upload_pace import UploadPace
 from ringsync.steps.stage.claims import Place, claim, put_place
 from ringsync.storage.local import LocalStore
-from ringsync.storage.port import UnavailableError
+from ringsync.storage.port import StorageError, UnavailableError
 from tests.mortal_store import Killed, MortalStore
 from tests.steps.test_stager import FOLDER
 from tests.steps.test_stager_cdc_off import index_of
@@ -274,7 +274,7 @@ def test_other_bytes_under_a_name_are_an_error(raw: Path, store: LocalStore) -> 
     watch.cycle()
     assert files[0].exists()
     assert "another cluster" in str(watch.status()["a"]["error"])
-    with pytest.raises(ArchiveError, match="has other bytes"):
+    with pytest.raises(StorageError, match="has other bytes"):
         archive.archive_segment(store, "a", files[0], "1\nCOMPLETED", 0, 0)
 
 

@@ -18,7 +18,6 @@ from ringsync.ring.ring import Host
 from ringsync.ring.tokens import WHOLE_RING
 from ringsync.schema.table import TableSchema
 from ringsync.steps.bootstrap.node_snapshot import (
-    DamagedSSTableError,
     IncompleteSnapshotError,
     Node,
     NodeSnapshotError,
@@ -193,7 +192,7 @@ def test_a_damaged_small_file_is_found_before_anything_is_copied(world: World, c
     content = path.read_bytes()
     path.unlink()  # the node's own file is the same one
     path.write_bytes(content[: len(content) // 2])
-    with pytest.raises(DamagedSSTableError, match=rf"node 10\.0\.0\.1:9042: {path}.* nodetool scrub .* again"):
+    with pytest.raises(NodeSnapshotError, match=rf"node 10\.0\.0\.1:9042: {path}.* nodetool scrub .* again"):
         read_outlines(world.node, world.table, sstables, WHOLE_RING.unwrap(), read.append)
     assert len(take_snapshot(world.node, world.table, BOOTSTRAP, 0.0, anew=True)) == len(sstables)
     assert world.calls() == ["snapshot", "clearsnapshot", "snapshot"]

@@ -26,7 +26,7 @@ from ringsync.ring.ring import Host, Replication, RingSnapshot
 from ringsync.schema.table import Column, TableSchema
 from ringsync.steps.passes.make import Outputs, PassContext, commit, make_outputs
 from ringsync.steps.passes.replica_task import ReplicaTask
-from ringsync.steps.passes.rows_after import AfterReader, NoReplicaError
+from ringsync.steps.passes.rows_after import AfterReader, UnreadRowsError
 from ringsync.storage.local import LocalStore
 from ringsync.streams.files import FileStream
 from ringsync.streams.messages import envelope_schema, key_schema
@@ -234,7 +234,7 @@ def test_expanded_deletions_that_are_made_again_have_the_same_ids(lake: Lake) ->
 
 def test_what_cannot_be_expanded_is_refused_with_what_to_do(lake: Lake) -> None:
     lake.publish(Write(1, 1, "a", 10))
-    with pytest.raises(NoReplicaError, match=r"shop\.t: expand_deletions .* bootstrap it, or set sync\.tables"):
+    with pytest.raises(UnreadRowsError, match=r"shop\.t: expand_deletions .* bootstrap it, or set sync\.tables"):
         lake.publish(RangeDelete(1, 0, 9, 20), replica=None)
     assert told(lake.publish(Write(1, 1, None, 20), replica=None)) == [(1, 1, "d", None, None)]
 

@@ -11,7 +11,6 @@ import pytest
 from ringsync.ledger.snapshots import (
     FOLDER,
     NodeSnapshot,
-    SnapshotRecordError,
     SnapshotsOf,
     keep_snapshots_of,
     put_failure,
@@ -22,6 +21,7 @@ from ringsync.ring.tokens import WHOLE_RING
 from ringsync.steps.application import StepError
 from ringsync.steps.bootstrap.snapshot import snapshots_to_read
 from ringsync.storage.local import LocalStore
+from ringsync.storage.port import StorageError
 
 BOOTSTRAP = "20261125T101500Z-0000000a"
 HOSTS = tuple(Host(f"id-{n}", f"10.0.0.{n}", 9042, "dc1", f"r{n}", (n * 100,)) for n in (1, 2, 3))
@@ -75,5 +75,5 @@ def test_without_any_task_the_queues_are_asked_for(tmp_path: Path) -> None:
 def test_a_damaged_manifest_says_what_to_do(store: LocalStore, content: bytes) -> None:
     key = f"{FOLDER}{BOOTSTRAP}/id-2.json"
     store.put(key, content)
-    with pytest.raises(SnapshotRecordError, match=f"{key} cannot be read .* remove it and run the bootstrap again"):
+    with pytest.raises(StorageError, match=f"{key} cannot be read .* remove it and run the bootstrap again"):
         snapshots_to_read(store, plan("LOCAL_QUORUM"))

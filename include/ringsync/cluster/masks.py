@@ -17,7 +17,7 @@ from cassandra import InvalidRequest, Unauthorized
 from ringsync.cluster.cluster import duration_ms, settings_of
 from ringsync.cluster.node import NO_ANSWER
 from ringsync.cluster.protocol import SessionAt
-from ringsync.cluster.session import ClusterError, NoPermissionError, UnreachableError, explained_errors
+from ringsync.cluster.session import ClusterError, UnreachableError, explained_errors
 from ringsync.cql.identifiers import quote
 from ringsync.schema.table import TableSchema
 
@@ -34,10 +34,6 @@ _granted_s: WeakKeyDictionary[Any, dict[str, float]] = WeakKeyDictionary()
 """Since when a session may unmask its user's tables, as far as it knows: by name, s of the monotonic clock."""
 
 
-class MaskedError(ClusterError):
-    """Pages may be masked, since a node need not know yet that they must not be. Read them again."""
-
-
 def check_unmasked(session: Any, table: TableSchema, user: str | None, hosts: Iterable[Any] = (None,)) -> None:
     """Check that nodes show the user a table's values as they are.
 
@@ -45,7 +41,7 @@ def check_unmasked(session: Any, table: TableSchema, user: str | None, hosts: It
     :param table: with the columns that are read
     :param user: None: who reads without a password, as anybody or with the role that a client's certificate has
     :param hosts: the driver's hosts that are asked; None: any
-    :raises NoPermissionError: columns are masked, and the user lacks UNMASK; or nobody tells the user's rights
+    :raises ClusterError: columns are masked, and the user lacks UNMASK; or nobody tells the user's rights
     :raises UnreachableError: no node answers, however often they are asked
     """
     if masked := _masked(session, table, hosts):
@@ -57,14 +53,14 @@ def check_pages(
 ) -> None:
     """Check that the pages that came since the last check are not masked. To be called before they are used.
 
-    :raises NoPermissionError, UnreachableError: as :func:`check_unmasked`
-    :raises MaskedError: the columns were masked a moment ago; the user has UNMASK, but maybe not yet on each node
+    :raises ClusterError, UnreachableError: as :func:`check_unmasked`; or the columns were masked a moment ago: the user
+        has UNMASK, but maybe not yet on each node
     """
     hosts, session.coordinators = session.coordinators, set()
     if not (masked := _masked(session.plain, table, hosts, session.facts, sleep)):
         return
     if _left_s(session.plain, table, user, masked) > 0:
-        raise MaskedError(
+        raise ClusterError(
             f"{table.full_name}: {', '.join(masked)} may have been masked when they were read: a node may not know yet "
             f"that {_named(user)} has UNMASK. They must be read again"
         )
@@ -75,7 +71,7 @@ def wait_until_unmasked(
 ) -> None:
     """Wait, once for each table of the process, until each node knows that the user has UNMASK if columns are masked.
 
-    :raises NoPermissionError, UnreachableError: as :func:`check_unmasked`
+    :raises ClusterError, UnreachableError: as :func:`check_unmasked`
     """
     if ("unmasked", table.table_id) in session.facts:
         return
@@ -135,7 +131,7 @@ def _left_s(session: Any, table: TableSchema, user: str | None, masked: list[str
     with explained_errors(user):
         lasting_s = sum(map(duration_ms, settings_of(session, None, _VALIDITY).values())) / 1000
     if lasting_s > LONGEST_WAIT_S:
-        raise NoPermissionError(
+        raise ClusterError(
             f"{table.full_name}: {', '.join(masked)} are masked, and nodes remember for {lasting_s:g} s that somebody "
             "lacks UNMASK (permissions_validity and roles_validity of cassandra.yaml, together): lower them to "
             f"{LONGEST_WAIT_S:g} s"
@@ -146,19 +142,19 @@ def _left_s(session: Any, table: TableSchema, user: str | None, masked: list[str
 def _unmasks_since(session: Any, table: TableSchema, user: str | None, masked: list[str]) -> float:
     """Return when this session first saw that the user has UNMASK, s of the monotonic clock.
 
-    :raises NoPermissionError: the user lacks it, or nobody tells
+    :raises ClusterError: the user lacks it, or nobody tells
     """
     known = _granted_s.setdefault(session, {})
     try:
         may = _may_unmask(session, table, user)
     except NO_ANSWER as error:
-        raise NoPermissionError(
+        raise ClusterError(
             f"{table.full_name}: {', '.join(masked)} are masked, and it is unknown whether {_named(user)} has UNMASK: "
             f"LIST UNMASK PERMISSION fails with {error}{'' if user else '. Set cassandra.username and password'}"
         ) from error
     if user is not None and not may:
         known.pop(table.full_name, None)
-        raise NoPermissionError(
+        raise ClusterError(
             f"{table.full_name}: {', '.join(masked)} are masked, and user {user} would read other values than those "
             f"that are there: GRANT UNMASK ON TABLE {quote(table.keyspace)}.{quote(table.name)} TO {quote(user)};"
         )

@@ -55,10 +55,6 @@ class OldProtocolError(ClusterError):
     """A node does not speak a protocol version that we need."""
 
 
-class NoPermissionError(ClusterError):
-    """The user may not do this; the message names the GRANT that is missing."""
-
-
 class GuardrailError(ClusterError):
     """A guardrail of the cluster forbids a request, now and whenever it is repeated.
 
@@ -176,13 +172,13 @@ def close_all() -> None:
 def explained_errors(user: str | None) -> Iterator[None]:
     """Turn the driver's refusals inside the block into errors that name the remedy.
 
-    :raises NoPermissionError: the user lacks a permission
+    :raises ClusterError: the user lacks a permission
     :raises GuardrailError: a guardrail forbids this
     """
     try:
         yield
     except Unauthorized as error:
-        raise NoPermissionError(_missing_permission(user, str(error))) from error
+        raise ClusterError(_missing_permission(user, str(error))) from error
     except InvalidRequest as error:
         if (name := guardrails.guardrail_of(str(error))) is None:
             raise

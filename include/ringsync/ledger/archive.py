@@ -37,11 +37,7 @@ _PART = re.compile(rf"[^/]+/([^/]+)/(CommitLog-[^/]+?)(\.log|{re.escape(INDEX_SU
 """A segment, or its index."""
 
 
-class ArchiveError(StorageError):
-    """A segment cannot be archived: the message names it and says what to do."""
-
-
-class ShortSegmentError(ArchiveError):
+class ShortSegmentError(StorageError):
     """A segment does not reach what its index says, or may not: it is damaged, or its node crashed, or a mounted folder
     shows old pages of it."""
 
@@ -109,7 +105,7 @@ def archive_segment(
     :param even_short: whether it is archived though it may not reach what its index says
     :raises OSError: the file cannot be read
     :raises ShortSegmentError: it does not reach what its index says, or may not
-    :raises ArchiveError: the archive has another segment of this name
+    :raises StorageError: the archive has another segment of this name
     """
     ended_ms = int(file.stat().st_mtime * 1000)
     data = file.read_bytes()
@@ -123,7 +119,7 @@ def archive_segment(
         _put_all(store, folder, entry, data)
         return entry
     if (there.size, there.crc32c) != (entry.size, entry.crc32c):
-        raise ArchiveError(_OTHER.format(store.uri(f"{folder}{node}/{file.name}")))
+        raise StorageError(_OTHER.format(store.uri(f"{folder}{node}/{file.name}")))
     return there  # Cassandra has linked it again after a crash
 
 
@@ -154,13 +150,13 @@ def _put_all(store: ObjectStore, folder: str, entry: ArchivedSegment, data: byte
 def put_same(store: ObjectStore, key: str, data: bytes, crc32c: int) -> None:
     """Put an object that only ever has this content, and check that the store has it.
 
-    :raises ArchiveError: it has another content
+    :raises StorageError: it has another content
     """
     with suppress(AlreadyExistsError):
         store.put(key, data, if_absent=True)
     there = store.stat(key)
     if there is None or (there.size, there.crc32c) != (len(data), crc32c):
-        raise ArchiveError(_OTHER.format(store.uri(key)))
+        raise StorageError(_OTHER.format(store.uri(key)))
 
 
 def find(store: ObjectStore, node: str, name: str) -> ArchivedSegment | None:

@@ -63,10 +63,6 @@ are needed again."""
 _Record = TypeVar("_Record")
 
 
-class SnapshotRecordError(StorageError):
-    """What is recorded of a bootstrap's snapshots cannot be read. The message says where it is, and what to do."""
-
-
 @dataclass(frozen=True)
 class SnapshotsOf:
     """Whose snapshots a bootstrap has.
@@ -119,7 +115,7 @@ class NodeSnapshot:
 def keep_snapshots_of(store: ObjectStore, found: SnapshotsOf) -> SnapshotsOf:
     """Put whose snapshots a bootstrap has, or read what another task has put before: all agree on the ring.
 
-    :raises SnapshotRecordError: that cannot be read
+    :raises StorageError: that cannot be read
     """
     about = {"keyspace": found.keyspace, "table": found.table, "ring": _describe(found.ring)}
     document = {**about, "queues": dict(found.queues)}
@@ -133,7 +129,7 @@ def keep_snapshots_of(store: ObjectStore, found: SnapshotsOf) -> SnapshotsOf:
 def get_snapshots_of(store: ObjectStore, bootstrap: str) -> SnapshotsOf | None:
     """Read whose snapshots a bootstrap has; None: it has none.
 
-    :raises SnapshotRecordError: that cannot be read
+    :raises StorageError: that cannot be read
     """
 
     def read(document: Any) -> SnapshotsOf:
@@ -161,7 +157,7 @@ def say_begun(store: ObjectStore, bootstrap: str, now_ms: int) -> None:
 def last_begun_ms(store: ObjectStore, bootstrap: str) -> int:
     """Return when a bootstrap's snapshots were begun, or used, last, ms since the epoch; if none was, when it began.
 
-    :raises SnapshotRecordError: that cannot be read, or this is no id of a bootstrap
+    :raises StorageError: that cannot be read, or this is no id of a bootstrap
     """
     begun: int | None = _read(
         *(store, _begun_key(bootstrap), lambda document: int(document["begun_ms"])),
@@ -172,7 +168,7 @@ def last_begun_ms(store: ObjectStore, bootstrap: str) -> int:
     try:
         return timegm(time.strptime(bootstrap.partition("-")[0], "%Y%m%dT%H%M%SZ")) * 1000
     except ValueError as error:
-        raise SnapshotRecordError(
+        raise StorageError(
             f"{bootstrap} is no bootstrap's id: {error}: remove the folder {store.uri(FOLDER + bootstrap)}, if it is "
             "there, and the nodes' snapshots of this name"
         ) from error
@@ -190,7 +186,7 @@ def put_manifest(store: ObjectStore, bootstrap: str, snapshot: NodeSnapshot) -> 
 def get_manifest(store: ObjectStore, bootstrap: str, host: str) -> NodeSnapshot | None:
     """Read the manifest of a node's snapshot; None: it has none.
 
-    :raises SnapshotRecordError: it cannot be read
+    :raises StorageError: it cannot be read
     """
 
     def read(document: Any) -> NodeSnapshot:
@@ -222,7 +218,7 @@ def put_partitions(store: ObjectStore, bootstrap: str, snapshot: NodeSnapshot, f
 def get_partitions(store: ObjectStore, bootstrap: str, snapshot: NodeSnapshot) -> list[Partitions]:
     """Read what :func:`put_partitions` has put.
 
-    :raises SnapshotRecordError: it cannot be read
+    :raises StorageError: it cannot be read
     """
     key = _partitions_key(bootstrap, snapshot)
     try:
@@ -232,7 +228,7 @@ def get_partitions(store: ObjectStore, bootstrap: str, snapshot: NodeSnapshot) -
         return found
     except (pa.ArrowException, ValueError, LookupError, NotFoundError, ChecksumError) as error:
         remedy = f"remove {store.uri(_manifest_key(bootstrap, snapshot.host))} and run the bootstrap again"
-        raise SnapshotRecordError(f"{store.uri(key)} cannot be read ({error}): {remedy}") from error
+        raise StorageError(f"{store.uri(key)} cannot be read ({error}): {remedy}") from error
 
 
 def void_snapshot(store: ObjectStore, bootstrap: str, host: str, sstable: StoredSSTable, reason: str) -> None:
@@ -291,7 +287,7 @@ def put_failure(store: ObjectStore, bootstrap: str, host: str, reason: str) -> N
 def get_failure(store: ObjectStore, bootstrap: str, host: str) -> str | None:
     """Return why a node has no snapshot; None: nobody has tried, or it has one.
 
-    :raises SnapshotRecordError: that cannot be read
+    :raises StorageError: that cannot be read
     """
     keys = (_failure_key(bootstrap, host), *_damages(store, bootstrap, host))
     remedy = "remove it; the next run of the bootstrap finds the reason again"
@@ -351,7 +347,7 @@ def remove_snapshots(store: ObjectStore, bootstrap: str, *, wholly: bool) -> Non
     It ends as soon as another process has begun a snapshot of the bootstrap: that one goes on with the copies.
 
     :param wholly: also what tells that they were ours; False: nodes may still have the snapshots themselves
-    :raises SnapshotRecordError: it cannot be read when the newest snapshot was begun
+    :raises StorageError: it cannot be read when the newest snapshot was begun
     """
     begun_key, about_key = _begun_key(bootstrap), _about_key(bootstrap)
     begun_ms = last_begun_ms(store, bootstrap)
@@ -373,14 +369,14 @@ def remove_snapshots(store: ObjectStore, bootstrap: str, *, wholly: bool) -> Non
 def _read(store: ObjectStore, key: str, read: Callable[[Any], _Record], remedy: str) -> _Record | None:
     """Read a record; None: there is none.
 
-    :raises SnapshotRecordError: it cannot be read
+    :raises StorageError: it cannot be read
     """
     try:
         document = get_json(store, key)
         return None if document is None else read(document)
     except (ValueError, LookupError, TypeError, AttributeError, ChecksumError) as error:
         problem = f"{type(error).__name__}: {error}"
-        raise SnapshotRecordError(f"{store.uri(key)} cannot be read ({problem}): {remedy}") from error
+        raise StorageError(f"{store.uri(key)} cannot be read ({problem}): {remedy}") from error
 
 
 def _about_key(bootstrap: str) -> str:

@@ -24,10 +24,6 @@ _NO_TABLES = {
 _UNFINISHED = {'"': "quoted name", "'": "string", "$$": "string", "/*": "comment"}
 
 
-class SchemaTextError(SchemaError):
-    """An error: a text is not the expected CQL. The message says where: ``file:line:column: …``."""
-
-
 @dataclass(frozen=True)
 class ColumnText:
     """A column of a table or a field of a type; ``start`` is the token of its name."""
@@ -76,14 +72,14 @@ class Statements(Tokens):
     :ivar user_types: name token and fields, by keyspace and type name
     :ivar tables: tables by id, or by keyspace and name if the text has no id
     :ivar newest: the last table or view that was created with a name, by keyspace and name
-    :raises SchemaTextError: a statement is none of those that DESCRIBE and snapshots write, or a string, quoted name or
+    :raises SchemaError: a statement is none of those that DESCRIBE and snapshots write, or a string, quoted name or
         comment has no end
     """
 
     skipped = ("space", "hidden", "comment")
 
     def __init__(self, text: str, source_name: str) -> None:
-        super().__init__(text, source_name, SchemaTextError)
+        super().__init__(text, source_name, SchemaError)
         for token in self._tokens:
             for opening, what in _UNFINISHED.items() if token.kind == "sign" else ():
                 if text.startswith(opening, token.offset):
@@ -98,7 +94,7 @@ class Statements(Tokens):
     def skip_until(self, *words: str) -> None:
         """Skip all tokens before the first of these keywords or signs outside brackets, or before the end.
 
-        :raises SchemaTextError: a bracket is not closed
+        :raises SchemaError: a bracket is not closed
         """
         opened: list[Token] = []
         while opened or not (self.next.kind in ("name", "sign") and self.next.value in words):
@@ -121,7 +117,7 @@ class Statements(Tokens):
         """Raise an error that says what is wrong with a token."""
         before = self.text[: token.offset]
         line, column = before.count("\n") + 1, token.offset - (before.rfind("\n") + 1) + 1
-        raise SchemaTextError(f"{self._what}:{line}:{column}: {problem}")
+        raise SchemaError(f"{self._what}:{line}:{column}: {problem}")
 
     def statement(self) -> None:
         """Read one statement and its semicolon; the last one may lack it."""

@@ -25,7 +25,7 @@ def parse_schema(text: str, source_name: str) -> Schema:
 
     :param text: output of ``DESCRIBE SCHEMA | KEYSPACE | TABLE … [WITH INTERNALS]``, or schema.cql files
     :param source_name: name of the file, for messages
-    :raises SchemaTextError: the text has anything else; the message has file, line, column, and what was expected
+    :raises SchemaError: the text has anything else; the message has file, line, column, and what was expected
     """
     statements = Statements(text, source_name)
     user_types = {keyspace: _resolve(statements, keyspace) for keyspace in statements.user_types}

@@ -29,10 +29,6 @@ from ringsync.terminal import say, say_error
 from ringsync.wiring import cluster_settings, store_of
 
 
-class NoSuchErrorError(StepError):
-    """An error: there is no such row in ``processor_error``, or the arguments do not say which."""
-
-
 @dataclass(frozen=True)
 class _Place:
     """What every command needs: configuration, object store, session and table."""
@@ -117,14 +113,14 @@ def show(arguments: argparse.Namespace, console: Console) -> ExitCode:
 def _required(arguments: argparse.Namespace, key: object) -> _Place:
     place = _open(arguments)
     if place is None:
-        raise NoSuchErrorError(f"there is no record {key}: nothing was ever written to processor_error")
+        raise StepError(f"there is no record {key}: nothing was ever written to processor_error")
     return place
 
 
 def _find(place: _Place, key: ErrorKey) -> tuple[ErrorRow, Record | None]:
     """Find a record, in the table or in an object that a row names; None: the row itself stands for many records.
 
-    :raises NoSuchErrorError: there is none
+    :raises StepError: there is none
     """
     row = place.errors.row(key)
     if row is not None and row.is_overflow:
@@ -139,7 +135,7 @@ def _find(place: _Place, key: ErrorKey) -> tuple[ErrorRow, Record | None]:
             for record in overflow_records(place.errors, one):
                 if (record.file, record.position) == (key.file, key.position):
                     return one, record
-    raise NoSuchErrorError(f"there is no record {key}: cdcservice errors list shows which there are")
+    raise StepError(f"there is no record {key}: cdcservice errors list shows which there are")
 
 
 def retry(arguments: argparse.Namespace, console: Console) -> ExitCode:
@@ -162,7 +158,7 @@ def retry(arguments: argparse.Namespace, console: Console) -> ExitCode:
 
 def discard_chosen(arguments: argparse.Namespace, console: Console) -> ExitCode:
     if not arguments.reason.strip():
-        raise NoSuchErrorError("--reason is empty: say why, it is kept with what is discarded")
+        raise StepError("--reason is empty: say why, it is kept with what is discarded")
     node, file = _partition(arguments)
     place = _required(arguments, f"of {node} {file}")
     keys = [ErrorKey(node, file, position) for position in arguments.positions]
@@ -171,13 +167,13 @@ def discard_chosen(arguments: argparse.Namespace, console: Console) -> ExitCode:
         row = place.errors.row(key)
         if row is None:
             row, _ = _find(place, key)
-            raise NoSuchErrorError(
+            raise StepError(
                 f"{key} has no row of its own: it is one of {row.records:,} records of {row.key}. Only all of these "
                 "can be discarded together; nothing was discarded"
             )
         there[key] = row.records
     if not there:
-        raise NoSuchErrorError(f"there is no record of {node} {file}: nothing was discarded")
+        raise StepError(f"there is no record of {node} {file}: nothing was discarded")
     if known := there.keys() & waiting(place.store).keys():
         say(console, f"{len(known):,} of them were tried again and wait: their late rows are published all the same")
     if not arguments.yes and not _confirmed(sum(there.values()), console):
@@ -194,7 +190,7 @@ def _partition(arguments: argparse.Namespace) -> tuple[str, str]:
         return of_all[0], of_all[1]
     if not arguments.all and all(named) and arguments.positions and not any(of_all):
         return named[0], named[1]
-    raise NoSuchErrorError("say which records: NODE FILE POSITION…, or --all --node N --file F")
+    raise StepError("say which records: NODE FILE POSITION…, or --all --node N --file F")
 
 
 def _confirmed(records: int, console: Console) -> bool:

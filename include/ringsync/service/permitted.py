@@ -34,7 +34,7 @@ def check_permitted(session: Any, config: Config, tables: Collection[TableSchema
 
     :param tables: the tables that are followed
     :raises GuardrailError: a guardrail forbids them; the message names node, guardrail and remedy
-    :raises NoPermissionError: a column is masked for us, or a right is missing
+    :raises ClusterError: a column is masked for us, or a right is missing
     :raises StateError: our own keyspace cannot be used
     """
     for table in tables:

@@ -23,10 +23,6 @@ from ringsync.terminal import say
 from ringsync.wiring import store_of
 
 
-class UnknownVersionError(SchemaError):
-    """An error: there is no such table or version in the history; the message says which there are."""
-
-
 @dataclass(frozen=True)
 class _Recorded:
     """The history of a table.
@@ -47,7 +43,7 @@ class _Recorded:
     @property
     def newest(self) -> HistoryEntry:
         if self.newest_error:
-            raise UnknownVersionError(f"the newest version is damaged: {self.newest_error}")
+            raise SchemaError(f"the newest version is damaged: {self.newest_error}")
         return self.entries[-1]
 
 
@@ -77,9 +73,7 @@ def show(arguments: argparse.Namespace, console: Console) -> ExitCode:
         before = [entry for entry in recorded.entries if entry.since_us <= arguments.at]
         if not before:
             begin = _text(recorded.entries[0].since_us)
-            raise UnknownVersionError(
-                f"the history of {arguments.table} begins at {begin}, after {_text(arguments.at)}"
-            )
+            raise SchemaError(f"the history of {arguments.table} begins at {begin}, after {_text(arguments.at)}")
         chosen = max(before, key=lambda entry: entry.since_us)
     for statement in create_statements(chosen.version.table, internals=arguments.internals):
         say(console, statement)
@@ -109,7 +103,7 @@ def _changes(before: HistoryEntry | None, entry: HistoryEntry) -> list[str]:
 def _recorded(arguments: argparse.Namespace) -> _Recorded:
     """Read a history, and print to stderr what is damaged of it.
 
-    :raises UnknownVersionError: it has no version that can be read
+    :raises SchemaError: it has no version that can be read
     """
     store = store_of(load_config(arguments.conf))
     found = list(history_named(store, portable_name(*parse_table_name(arguments.table))))
@@ -118,11 +112,11 @@ def _recorded(arguments: argparse.Namespace) -> _Recorded:
     for text in damaged:
         print(f"ringsync: warning: {text}", file=sys.stderr, flush=True)
     if not entries and damaged:
-        raise UnknownVersionError(f"no version of {arguments.table} can be read")
+        raise SchemaError(f"no version of {arguments.table} can be read")
     if not entries:
         known = names_of_histories(store)
         shown = (", ".join(known[:10]) + (", …" if len(known) > 10 else "")) or "none yet"
-        raise UnknownVersionError(
+        raise SchemaError(
             f"{store.url} has no history of {arguments.table}: ringsync records a table when it follows or bootstraps "
             f"it. Recorded are {shown}"
         )
@@ -135,9 +129,9 @@ def _numbered(recorded: _Recorded, number: int, table: str) -> HistoryEntry:
         if entry.version.number == number:
             return entry
     if recorded.damaged:
-        raise UnknownVersionError(f"{table} has no version {number} that can be read")
+        raise SchemaError(f"{table} has no version {number} that can be read")
     first, last = entries[0].version.number, entries[-1].version.number
-    raise UnknownVersionError(f"{table} has no version {number}: it has {first} to {last}")
+    raise SchemaError(f"{table} has no version {number}: it has {first} to {last}")
 
 
 def _text(moment_us: int) -> str:

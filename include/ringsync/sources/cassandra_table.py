@@ -146,15 +146,16 @@ def read_split(config: Config, plan: ScanPlan, split: Split, permits: Permits) -
 
     Arguments and errors are those of :func:`ringsync.sources.scan.images.read_images`.
 
-    :raises ScanError: a range cannot be read
+    :raises ClusterError: a range cannot be read
     """
+    from ringsync.cluster.session import ClusterError
     from ringsync.sources.scan.images import read_images
-    from ringsync.sources.scan.scan import ScanError, Unread
+    from ringsync.sources.scan.scan import Unread
 
     for _, pages in read_images(config, plan, split, permits):
         for page in pages:
             if isinstance(page, Unread):
-                raise ScanError(page.reason)
+                raise ClusterError(page.reason)
             if page.rows.num_rows:
                 yield page.rows
 

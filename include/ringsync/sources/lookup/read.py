@@ -131,7 +131,7 @@ def read_rows(
     :param of_all: whether the rows are useful only together: then the first key that cannot be read ends the read
     :param sleep: function that waits before a request is repeated, given seconds
     :param clock: function that returns seconds since any moment
-    :raises NoPermissionError: the user may not read the table, or its columns are masked for the user
+    :raises ClusterError: the user may not read the table, or its columns are masked for the user
     :raises GuardrailError: a guardrail forbids what the settings say
     :raises cassandra.InvalidRequest: the table is gone
     :raises UnrepresentableValueError: an Arrow type cannot hold a value, with ``misfits="error"``

@@ -136,7 +136,7 @@ def sample(
     :param beginning_rows: see :class:`ringsync.sources.scan.plan.ScanPlan`
     :param sleep: function that waits before a page is requested again, given seconds
     :returns: unknown if a place cannot be read; no further place is tried then
-    :raises NoPermissionError: the user may not read the table
+    :raises ClusterError: the user may not read the table
     :raises cassandra.InvalidRequest: the table is gone
     """
     wanted = tuple(ranges)

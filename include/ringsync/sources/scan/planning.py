@@ -43,9 +43,8 @@ def make_scan_plan(
         nodes for their estimates of each of many tables would cost more than it saves
     :param from_sstables: whether SSTables are read, which have all times, whatever the server can return
     :raises SchemaError: there is no such table
-    :raises NoPermissionError: the user may not read the table, or would read masked values
-    :raises ClusterError: the selection does not fit the table; or the server cannot return the times of elements, and
-        ``replica.element_times`` is not ``unknown``
+    :raises ClusterError: the user may not read the table, or would read masked values; or the selection does not fit
+        the table; or the server cannot return the times of elements, and ``replica.element_times`` is not ``unknown``
     """
     selection = selection or Selection()
     shared = shared or Shared(session)

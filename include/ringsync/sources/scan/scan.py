@@ -28,7 +28,6 @@ from ringsync.cluster.limits import Permits
 from ringsync.cluster.protocol import RawSession, SessionAt
 from ringsync.cluster.session import (
     SCAN_PROFILE,
-    ClusterError,
     ClusterSettings,
     connect,
     explained_errors,
@@ -50,10 +49,6 @@ MAX_HALVINGS = 15
 """Most halvings of a range, in total: it is divided into 16 pieces at most."""
 MAX_PARTITIONS = 256
 """Most partitions to read one by one before the rest of a range is tried as before."""
-
-
-class ScanError(ClusterError):
-    """A required token range could not be read; the message names the range and the cause."""
 
 
 @dataclass(frozen=True)
@@ -266,7 +261,7 @@ def read_range(
     :param part: token range without wrap
     :param permits: permits for the pages; each is ended when its page comes or fails, even if the caller stops reading
     :param sleep: function that waits before a page is requested again, given seconds
-    :raises NoPermissionError: the user may not read the table
+    :raises ClusterError: the user may not read the table
     :raises cassandra.InvalidRequest: the table is gone
     """
     pages = Pages(session, scan.statements, part.endpoints, settings, permits, sleep)
@@ -468,7 +463,7 @@ def _unread(wanted: TokenRange, stuck: Stuck) -> Unread:
 def check_readable(session: Session, table: TableSchema, user: str | None) -> None:
     """Check before a scan that the user may read the table, by reading the range of one token.
 
-    :raises NoPermissionError: the user may not; the message names the missing GRANT
+    :raises ClusterError: the user may not; the message names the missing GRANT
     """
     token = partitions.token_of(table)
     key = quote(table.partition_key[0].name)

@@ -43,10 +43,6 @@ class NodeSnapshotError(StepError):
     """A node has no snapshot, or cannot be reached; the message names it."""
 
 
-class DamagedSSTableError(NodeSnapshotError):
-    """A file of a snapshot is damaged; the message says which."""
-
-
 class IncompleteSnapshotError(NodeSnapshotError):
     """A snapshot lacks files, or has some that cannot be read: nothing may be left out silently."""
 
@@ -211,7 +207,7 @@ def read_outlines(
     :param held: tokens that the node holds
     :param pace: is told how many bytes were read, and waits if they were many; it may raise
     :returns: where some partitions of each are
-    :raises DamagedSSTableError: an SSTable is damaged, or not of this table
+    :raises NodeSnapshotError: an SSTable is damaged, or not of this table
     """
     opener = Opener(table)
 
@@ -221,7 +217,7 @@ def read_outlines(
             opener.open(source)
             return read_partitions(source, read_chunks(source).length, held)
         except SSTableError as error:
-            raise DamagedSSTableError(
+            raise NodeSnapshotError(
                 f"node {node.host.endpoint}: {error}. Run nodetool scrub {table.keyspace} {table.name} there, then run "
                 "the bootstrap again: it takes this node's snapshot again"
             ) from error

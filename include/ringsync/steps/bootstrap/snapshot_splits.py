@@ -53,7 +53,7 @@ def cut_snapshots(
     :param least: least number of tasks, if there are so many partitions; ``most``: greatest number
     :returns: what tasks read, and its bytes, uncompressed
     :raises StepError: too few nodes have a snapshot
-    :raises SnapshotRecordError: what is recorded of a snapshot cannot be read
+    :raises StorageError: what is recorded of a snapshot cannot be read
     """
     about, snapshots = snapshots_to_read(store, plan)
     tasks = _cut(store, plan.bootstrap.id, about.ring, snapshots, left, least, most)

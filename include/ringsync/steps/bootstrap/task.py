@@ -141,7 +141,7 @@ def write_split(
 
     :param rows: each range with its rows, in the order of ranges
     :param most_bytes: so many are read
-    :raises ScanError: trying again cannot help, e.g. the table was dropped
+    :raises ClusterError: trying again cannot help, e.g. the table was dropped
     :raises UnrepresentableValueError: the Arrow type cannot hold a value, if the plan says so
     :raises ControlError: the driver did not take a range: another run owns the bootstrap
     :raises DriverGoneError: the driver's process has ended

@@ -56,10 +56,6 @@ class UnreadRowsError(RuntimeError):
     """Rows of the source could not be read, after everything was tried."""
 
 
-class NoReplicaError(UnreadRowsError):
-    """Only the replica has the rows that deletions have removed, and it lacks some passes."""
-
-
 @dataclass(frozen=True)
 class AfterReader:
     """How a task finds rows.
@@ -292,14 +288,13 @@ def rows_removed(reader: AfterReader, merged: ChangeRows) -> Said | None:
 
     :param merged: merged change rows, with their nodes
     :returns: None: there are none
-    :raises NoReplicaError: there are such deletions, but no replica that has all passes
-    :raises UnreadRowsError: rows could not be read
+    :raises UnreadRowsError: rows could not be read; or there are such deletions, but no replica that has all passes
     """
     table, deleted = reader.table, np.unique(merged.token[~merged.of_row])
     if not reader.expand or not table.clustering or not len(deleted):
         return None
     if reader.replica is None:
-        raise NoReplicaError(
+        raise UnreadRowsError(
             f"{table.full_name}: expand_deletions finds the rows that a deletion has removed in the replica, and there "
             "is none that has all that was published. If it is being bootstrapped, or has just been altered (then the "
             "DAG replica_merge writes it again), wait; else bootstrap it, or set "

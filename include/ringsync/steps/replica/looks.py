@@ -20,7 +20,7 @@ import pyarrow as pa
 from ringsync.cluster.control import ControlAddress, ControlClient, ControlServer, DriverGoneError
 from ringsync.cluster.levels import at_permitted
 from ringsync.cluster.limits import Permits
-from ringsync.cluster.session import GuardrailError
+from ringsync.cluster.session import ClusterError, GuardrailError
 from ringsync.compiled.arrow import Mask, integers
 from ringsync.config import Config
 from ringsync.images.differences import Difference
@@ -31,7 +31,7 @@ from ringsync.replica.suspects import Judged, Round, WaitingRows, judge_suspects
 from ringsync.ring.ranks import RankedRing
 from ringsync.sources.lookup.read import RowsRead, read_rows
 from ringsync.sources.scan.plan import EXPIRY_SLACK_S, ScanPlan
-from ringsync.sources.scan.scan import ScanError, scan_session
+from ringsync.sources.scan.scan import scan_session
 from ringsync.steps.application import Application, TaskFailedError, driver_host, spark_is_gone, task_failure
 from ringsync.steps.replica.caught_up import CLOCKS_MS, CatchUp, SyncSeen, why_behind
 from ringsync.steps.replica.checksums import Sides
@@ -125,11 +125,11 @@ class LookTask:
     ) -> tuple[pa.RecordBatch, int]:
         """Read rows of the source, as of now.
 
-        :raises ScanError: a row cannot be read
+        :raises ClusterError: a row cannot be read
         """
         read, now_s = self._read(of_table, permits, level, keys, of_all=True)
         if read.unread:
-            raise ScanError(read.unread[0].reason)
+            raise ClusterError(read.unread[0].reason)
         return read.images, now_s
 
     def read_of_all(

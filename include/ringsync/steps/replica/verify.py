@@ -75,7 +75,7 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
     :returns: exit code 1 when differences are left
     :raises ConfigError: Spark lacks a jar to reach the object store
     :raises StepError: there is no replica
-    :raises ScanError: the source could not be read; for a repair of a table that is followed, from all replicas
+    :raises ClusterError: the source could not be read; for a repair of a table that is followed, from all replicas
     :raises ReplicaMismatchError: the replica is of another table id, or cannot follow the table's schema yet
     """
     config = application.config
