@@ -10,7 +10,7 @@ import pytest
 
 from ringsync.cluster.agreement import nodes_behind
 from ringsync.cluster.cluster import read_hosts
-from ringsync.cluster.node import OneNode
+from ringsync.cluster.node import Node
 from ringsync.cluster.schema import read_node_tables, read_table
 from ringsync.cluster.session import ClusterSettings, close_all, connect
 from ringsync.cluster.shared import Shared
@@ -49,7 +49,7 @@ def test_all_nodes_are_found_and_asked(nodes: list[CassandraNode], stand_ins: li
     table = read_table(client, "shop", "orders")
     assert enable_scylla_cdc(Shared(client), Scylla(), [table]) == ["enabled now"]
     for host in client.cluster.metadata.all_hosts():
-        assert table.table_id in read_node_tables(OneNode(client, host)).with_cdc
+        assert table.table_id in read_node_tables(Node(client, host)).with_cdc
     assert all(one.requests.by_kind["QUERY"] for one in stand_ins)
 
 

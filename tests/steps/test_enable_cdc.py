@@ -16,7 +16,7 @@ from cassandra.cluster import NoHostAvailable
 
 import ringsync.cluster.shared
 from ringsync.changes.columns import logged_tables
-from ringsync.cluster.node import OneNode, one_node
+from ringsync.cluster.node import Node, one_node
 from ringsync.cluster.schema import read_node_tables, read_table, read_tables
 from ringsync.cluster.session import ClusterError, ClusterSettings, connect
 from ringsync.cluster.shared import Shared
@@ -315,7 +315,7 @@ def test_no_node_may_be_down_in_the_moment(
     """A node that starts later learns of both changes at once, and keeps the statements that it knows."""
     shared, store, asked = Shared(own), LocalStore(tmp_path), itertools.count(-1)
 
-    def look(session: Any) -> OneNode:
+    def look(session: Any) -> Node:
         node = one_node(session)
         node.down = frozenset({"10.0.0.9"} if next(asked) == looks - 1 else ())
         return node
@@ -387,7 +387,7 @@ class Dies:
 
     down = frozenset[str]()
 
-    def __init__(self, node: OneNode, after: int) -> None:
+    def __init__(self, node: Node, after: int) -> None:
         self._node, self._left = node, after
 
     def execute(self, query: str, parameters: Any = None) -> Any:
@@ -403,7 +403,7 @@ class Tells:
 
     down = frozenset[str]()
 
-    def __init__(self, node: OneNode, told: list[str]) -> None:
+    def __init__(self, node: Node, told: list[str]) -> None:
         self._node, self._told = node, told
 
     def execute(self, query: str, parameters: Any = None) -> Any:
@@ -417,7 +417,7 @@ class Refuses:
 
     down = frozenset[str]()
 
-    def __init__(self, node: OneNode, refused: str, error: Exception) -> None:
+    def __init__(self, node: Node, refused: str, error: Exception) -> None:
         self._node, self._refused, self._error = node, refused, error
 
     def execute(self, query: str, parameters: Any = None) -> Any:

@@ -32,7 +32,8 @@ from ringsync.steps.close import close_task
 from ringsync.steps.close.agreement import Reading
 from ringsync.steps.close.close_task import CloseTask, SliceOfBucket
 from ringsync.steps.late import late_rows
-from ringsync.steps.late.late_rows import LateRows, Outcome
+from ringsync.steps.late.late_pass import Outcome
+from ringsync.steps.late.late_rows import LateRows
 from ringsync.steps.passes import pieces, spared_rows
 from ringsync.steps.passes.replica_task import ReplicaTask
 from ringsync.steps.passes.rows_after import AfterReader

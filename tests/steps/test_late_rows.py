@@ -27,12 +27,11 @@ from ringsync.state.out_of_sequence import OutOfSequence
 from ringsync.status import LATE_ROWS
 from ringsync.steps.application import Application, ExitCode
 from ringsync.steps.late import out_of_sequence
-from ringsync.steps.late.late_pass import LatePasses
+from ringsync.steps.late.late_pass import LatePasses, Outcome
 from ringsync.steps.late.late_rows import (
     FIRST_WAIT_S,
     LONGEST_WAIT_S,
     LateRows,
-    Outcome,
 )
 from ringsync.steps.own_keyspace import create_state
 from ringsync.steps.passes.rows_after import AfterReader, UnreadRowsError

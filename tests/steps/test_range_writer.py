@@ -97,7 +97,7 @@ def page(rows: list[Row]) -> pa.RecordBatch:
 def test_a_committed_range_has_its_rows_and_no_others(scan: Any, stop_after: int) -> None:
     ranges, full = scan
     control = RecordedControl()
-    writer = RangeWriter(RecordedFiles(list(full)), control, "s", 1e9, clock=lambda: 0.0)  # type: ignore[arg-type]
+    writer = RangeWriter(RecordedFiles(list(full)), control.call, "s", 1e9, clock=lambda: 0.0)  # type: ignore[arg-type]
     unread, handed, stopped = [], 0, None
     for token_range, events in ranges:
         writer.begin(token_range.start)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from ringsync.cluster.node import OneNode, node_schema, one_node
+from ringsync.cluster.node import Node, node_schema, one_node
 from ringsync.cluster.schema import read_node_tables, read_table
 from ringsync.cluster.whole_schema import Reading, read_whole_schema
 from ringsync.config import Config
@@ -458,5 +458,5 @@ def test_the_loop_runs_and_ends_when_it_is_asked_to(cassandra: Any, shop: Any, t
 
 def test_one_node_is_asked(session: Any) -> None:
     node = one_node(session)
-    assert isinstance(node, OneNode)
+    assert isinstance(node, Node)
     assert read_whole_schema(node) is not None

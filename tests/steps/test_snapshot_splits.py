@@ -143,8 +143,8 @@ def scanned(store: LocalStore, tasks: list[SnapshotRows]) -> Control:
     control = Control()
     for number, task in enumerate(tasks):
         files: Any = Files()
-        writer = RangeWriter(files, control, str(number), 1e9)  # type: ignore[arg-type]
-        write_split(task.read(CONFIG, SCAN, store, PERMITS), task.most_bytes(CONFIG), writer, control)  # type: ignore[arg-type]
+        writer = RangeWriter(files, control.call, str(number), 1e9)
+        write_split(task.read(CONFIG, SCAN, store, PERMITS), task.most_bytes(CONFIG), writer, control.call)
     return control
 
 

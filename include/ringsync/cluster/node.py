@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from cassandra import DriverException, RequestExecutionException
 from cassandra.cluster import NoHostAvailable, Session
@@ -27,25 +27,13 @@ class ChangingSchemaError(Exception):
     """An error: the schema changed during each of several readings. Try again later."""
 
 
-class Node(Protocol):
-    """A node that is asked.
-
-    :ivar down: addresses of nodes that are down: nobody waits for their agreement
-    :ivar up: addresses of nodes to which the driver is connected. Of all others it only knows what it is told
-    """
-
-    down: frozenset[str]
-    up: frozenset[str]
-
-    def execute(self, query: str, parameters: Any = None) -> Any:
-        """Execute a query on the node."""
-
-
-class OneNode:
-    """Asks one node only.
+class Node:
+    """A node that is asked, and no other.
 
     :ivar session: a ``cassandra.cluster.Session`` with the driver's default row factory
     :param host: the driver's host; None: as the session chooses
+    :ivar down: addresses of nodes that are down: nobody waits for their agreement
+    :ivar up: addresses of nodes to which the driver is connected. Of all others it only knows what it is told
     """
 
     def __init__(
@@ -77,26 +65,26 @@ class NodeSchema:
         return not self.others
 
 
-def one_node(session: Any) -> OneNode:
+def one_node(session: Any) -> Node:
     """Choose a node to which the session is connected."""
     return next(connected_nodes(session))
 
 
-def connected_nodes(session: Any) -> Iterator[OneNode]:
+def connected_nodes(session: Any) -> Iterator[Node]:
     """Yield the nodes to which the session is connected, each first in turn; at least one, as the session chooses."""
     hosts = list(session.get_pool_state())
     up = [host for host in hosts if host.is_up]
     down = _addresses(host for host in session.cluster.metadata.all_hosts() if host.is_up is False)
     addresses = _addresses(up)
     for host in random.sample(up or hosts, len(up or hosts)) or [None]:
-        yield OneNode(session, host, down, addresses)
+        yield Node(session, host, down, addresses)
 
 
-def node_of(session: Any, host_id: str) -> OneNode | None:
+def node_of(session: Any, host_id: str) -> Node | None:
     """Return a node by its host id; None: the driver does not know it. Whether it answers shows when it is asked."""
     hosts = (host for host in session.cluster.metadata.all_hosts() if str(host.host_id) == host_id)
     host = next(hosts, None)
-    return OneNode(session, host) if host is not None else None
+    return Node(session, host) if host is not None else None
 
 
 def ask_one(asked: Any, read: Callable[[Any], Told]) -> Told:

@@ -99,7 +99,7 @@ class Agreement:
 def read_whole_schema(node: Node, own_keyspaces: Collection[str] = ()) -> Reading | None:
     """Read all users' keyspaces; None: they change all the time.
 
-    :param node: a node (:class:`ringsync.cluster.node.OneNode`)
+    :param node: a node (:class:`ringsync.cluster.node.Node`)
     :param own_keyspaces: further keyspaces that are not users'
     """
     hidden = SYSTEM_KEYSPACES | {*own_keyspaces}

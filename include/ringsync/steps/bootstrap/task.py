@@ -77,18 +77,6 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class TableControl:
-    """Calls the driver's handlers for one table."""
-
-    control: ControlClient
-    bootstrap: str
-
-    def call(self, name: str, /, **content: Any) -> dict[str, Any]:
-        """Call a handler as :meth:`ControlClient.call` does."""
-        return self.control.call(name, bootstrap=self.bootstrap, **content)
-
-
-@dataclass(frozen=True)
 class BootstrapTask:
     """Reads the splits that Spark gives to one task. An error ends a split, and its table; the others are read.
 
@@ -115,25 +103,25 @@ class BootstrapTask:
             self._read_with(control, store, piece)
 
     def _read_with(self, control: ControlClient, store: ObjectStore, piece: Piece) -> None:
-        driver = TableControl(control, piece.table.plan.bootstrap.id)
-        driver.call("began", name=piece.name)
+        call = partial(control.call, bootstrap=piece.table.plan.bootstrap.id)
+        call("began", name=piece.name)
         files = RowFiles(self.config, piece.table, store, piece.name)
-        writer = RangeWriter(files, driver, piece.name, self.config.scan.commit_interval_s)
+        writer = RangeWriter(files, call, piece.name, self.config.scan.commit_interval_s)
         try:
             rows = piece.split.read(self.config, piece.table.plan.scan, store, control)
-            write_split(rows, piece.split.most_bytes(self.config), writer, driver)
+            write_split(rows, piece.split.most_bytes(self.config), writer, call)
         except DriverGoneError:
             raise
         except Exception as error:
-            driver.call("gave_up", name=piece.name, **task_failure(error))
-        driver.call("ended", name=piece.name, rows_read=writer.rows_read, rows_committed=writer.rows_committed)
+            call("gave_up", name=piece.name, **task_failure(error))
+        call("ended", name=piece.name, rows_read=writer.rows_read, rows_committed=writer.rows_committed)
 
 
 def write_split(
     rows: Iterable[tuple[TokenRange, Iterable[ImagePages | Unread]]],
     most_bytes: float,
     writer: RangeWriter,
-    driver: TableControl,
+    call: Callable[..., object],
 ) -> None:
     """Give the rows of a split's ranges to the writer. A split that is too large is read in part.
 
@@ -141,6 +129,7 @@ def write_split(
 
     :param rows: each range with its rows, in the order of ranges
     :param most_bytes: so many are read
+    :param call: calls a handler of the driver for the table
     :raises ClusterError: trying again cannot help, e.g. the table was dropped
     :raises UnrepresentableValueError: the Arrow type cannot hold a value, if the plan says so
     :raises ControlError: the driver did not take a range: another run owns the bootstrap
@@ -152,7 +141,7 @@ def write_split(
             behind.do(writer.begin, part.start)
             for page in pages:
                 if isinstance(page, Unread):
-                    driver.call("unread", start=page.range.start, end=page.range.end, reason=page.reason)
+                    call("unread", start=page.range.start, end=page.range.end, reason=page.reason)
                     behind.do(writer.skip, page.range.start, page.range.end)
                     continue
                 size += page.size
@@ -169,7 +158,7 @@ def write_split(
 class RangeWriter:
     """Collects the rows of adjacent token ranges in files, and has them committed when a token has ended.
 
-    :param control: calls the driver, which commits
+    :param call: calls a handler of the driver for the table, as :meth:`ControlClient.call` does; the driver commits
     :param name: the split's name, unique in the attempt
     :param commit_interval_s: longest time between two commits
     :ivar rows_read: rows that were added, or left out; ``rows_committed``: those of them that were committed
@@ -178,13 +167,13 @@ class RangeWriter:
     def __init__(
         self,
         files: RowFiles,
-        control: TableControl,
+        call: Callable[..., object],
         name: str,
         commit_interval_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._files = files
-        self._control = control
+        self._call = call
         self._name = name
         self._commit_interval_s = commit_interval_s
         self._clock = clock
@@ -271,7 +260,7 @@ class RangeWriter:
             return
         outputs = self._files.take()
         counts = asdict(self._counts)
-        self._control.call("commit", name=self._name, start=self._start, end=token, outputs=outputs.to_json(), **counts)
+        self._call("commit", name=self._name, start=self._start, end=token, outputs=outputs.to_json(), **counts)
         self.rows_committed += self._counts.rows
         self._begin_anew(token)
 
@@ -284,7 +273,7 @@ class RangeWriter:
         if self._clock() - self._reported_at >= PROGRESS_INTERVAL_S:
             self._reported_at = self._clock()
             token = self._start if self._last is None else self._last
-            self._control.call("progress", name=self._name, start=self._start, token=token, **asdict(self._counts))
+            self._call("progress", name=self._name, start=self._start, token=token, **asdict(self._counts))
 
 
 def _rows_before(images: pa.RecordBatch, token: int) -> int:

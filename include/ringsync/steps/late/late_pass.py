@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Set
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -36,7 +36,6 @@ from ringsync.ring.ring import RingError
 from ringsync.schema.table import TableSchema
 from ringsync.steps.absent_tables import AbsentTables
 from ringsync.steps.application import Application, StepError
-from ringsync.steps.late.late_rows import Outcome
 from ringsync.steps.passes.follow_ups import FollowUps
 from ringsync.steps.passes.make import commit, make_outputs
 from ringsync.steps.passes.pieces import pieces
@@ -55,8 +54,20 @@ _FILES = 256
 """Files of digests that are kept in memory."""
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """The result for late rows.
+
+    :ivar published: number of rows in the pass; other rows that do not wait had been published before
+    :ivar waiting: rows whose present state cannot be known while replicas are down
+    """
+
+    published: int
+    waiting: Mask
+
+
 class LatePasses:
-    """The real :class:`ringsync.steps.late.late_rows.Effects`.
+    """What late rows need of the cluster, and what they do to the stream.
 
     :param session: a session with the driver's default row factory
     :param control: keeps the limits of reading the cluster
@@ -78,7 +89,9 @@ class LatePasses:
         self._digests = lru_cache(maxsize=_FILES)(lambda key: read_digests(self._store, key))
 
     def table(self, table_id: str) -> TableVersion | None:
-        """See :class:`ringsync.steps.late.late_rows.Effects`. A table that has lost cdc is published to the end.
+        """Return the table of an id (32 hexadecimal digits); None: the schema does not have it.
+
+        A table that has lost cdc is published to the end.
 
         :raises TableReplacedError: the schema has it, but another table has its stream
         """
@@ -93,7 +106,7 @@ class LatePasses:
         return self._tables.get(table_id)
 
     def gone(self, missed: Set[str]) -> frozenset[str]:
-        """See :class:`ringsync.steps.late.late_rows.Effects`."""
+        """Return which of the missed tables are gone: their waiting rows are to be removed."""
         if not self._absent.is_due(missed):
             return frozenset()
         gone = self._absent.look(missed, self._read_schema, self._agree)
@@ -150,10 +163,13 @@ class LatePasses:
         return replace(self._follow_ups[table.table_id].reader("none" if mode == "none" else "source"), disagreed=True)
 
     def publish(self, table: TableSchema, rows: pa.RecordBatch) -> Outcome:
-        """See :class:`ringsync.steps.late.late_rows.Effects`.
+        """Commit a pass of late rows, without those that were published before.
 
         The plan that :meth:`table` has read has resolved the rows, so it is not read again here. If rows cannot be
         read, only those wait whose token ranges have lost most of their replicas.
+
+        :param rows: change rows, each once
+        :raises UnreadRowsError: the rows after the changes could not be read at quorum
         """
         assert self._plan is not None
         follow_ups = self._follow_ups[table.table_id]

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -28,11 +28,11 @@ from ringsync.config import ConfigError
 from ringsync.ledger.error_tries import FileOutcome, mark_taken
 from ringsync.ledger.passes import among, digest_halves, first_of_each, sorted_digests
 from ringsync.ledger.staging import STAGED_ROWS, decode_rows, is_of_pass, late_files, late_stats
-from ringsync.schema.table import TableSchema
 from ringsync.state.out_of_sequence import SHARD_ROWS, OutOfSequence, Shard
 from ringsync.state.session import StateError
 from ringsync.status import LATE_ROWS
 from ringsync.steps.application import StepError
+from ringsync.steps.late.late_pass import LatePasses
 from ringsync.storage.port import ChecksumError, NotFoundError, ObjectStore, Stat
 
 BATCH_ROWS = 20_000
@@ -51,35 +51,6 @@ _FETCHED_TOGETHER = 64
 """Stages leave many small files: an object store answers many requests at once …"""
 FETCHED_BYTES = 16 * 2**20
 """… and so many bytes of files are in memory at most, or one file. They are decoded one by one."""
-
-
-class Effects(Protocol):
-    """What late rows need of the cluster, and what they do to the stream."""
-
-    def table(self, table_id: str) -> TableVersion | None:
-        """Return the table of an id (32 hexadecimal digits); None: the schema does not have it."""
-
-    def gone(self, missed: Set[str]) -> frozenset[str]:
-        """Return which of the missed tables are gone: their waiting rows are to be removed."""
-
-    def publish(self, table: TableSchema, rows: pa.RecordBatch) -> Outcome:
-        """Commit a pass of late rows, without those that were published before.
-
-        :param rows: change rows, each once
-        :raises UnreadRowsError: the rows after the changes could not be read at quorum
-        """
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """The result for late rows.
-
-    :ivar published: number of rows in the pass; other rows that do not wait had been published before
-    :ivar waiting: rows whose present state cannot be known while replicas are down
-    """
-
-    published: int
-    waiting: Mask
 
 
 @dataclass(frozen=True)
@@ -106,7 +77,7 @@ class LateRows:
         self,
         store: ObjectStore,
         queue: OutOfSequence,
-        effects: Effects,
+        effects: LatePasses,
         clock: Callable[[], float] = time.time,
         goes_on: Callable[[], bool] = lambda: True,
     ) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from ringsync.cluster.node import NO_ANSWER, ChangingSchemaError, OneNode, ask_one, node_of, schema_version
+from ringsync.cluster.node import NO_ANSWER, ChangingSchemaError, Node, ask_one, node_of, schema_version
 from ringsync.cluster.schema import NodeTables, read_node_tables, read_tables
 from ringsync.schema.table import TableSchema, UnreadableTable
 
@@ -83,7 +83,7 @@ class QueueSchemas:
                     return replace(self.of_node[node], is_own=False)
         return ask_one(self._session, partial(self._told, is_own=False))
 
-    def _told(self, asked: OneNode, *, is_own: bool) -> Told:
+    def _told(self, asked: Node, *, is_own: bool) -> Told:
         version = schema_version(asked)
         if version not in self._read_before:
             schema, tables = ask_one(asked, lambda node: (read_tables(node), read_node_tables(node)))
