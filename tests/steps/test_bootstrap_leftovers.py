@@ -166,7 +166,7 @@ class World(Lake):
 
 
 def specification(table: TableSchema) -> str:
-    return json.dumps({"table_id": table.table_id, "outputs_version": bootstrap_prepare.OUTPUTS_VERSION})
+    return json.dumps({"table_id": table.table_id})
 
 
 @pytest.fixture

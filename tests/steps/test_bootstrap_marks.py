@@ -26,7 +26,6 @@ from ringsync.ring.tokens import TokenRange
 from ringsync.state.bootstrap import PUBLISHING, SCANNING, Bootstrap, CommittedRange
 from ringsync.steps.application import Application, StepError
 from ringsync.steps.bootstrap.cancel import end
-from ringsync.steps.bootstrap.plan import OUTPUTS_VERSION
 from ringsync.steps.bootstrap.prepare import begin_pass
 from ringsync.steps.bootstrap.publish import Outputs, publish
 from ringsync.steps.passes.follow_ups import FollowUps
@@ -87,8 +86,7 @@ class Lake(Store):
         cycle(close)
 
     def plan(self, name: str, state: str = SCANNING) -> Any:
-        specification = f'{{"outputs_version": {OUTPUTS_VERSION}}}'
-        bootstrap = Bootstrap(TABLE.keyspace, TABLE.name, name, state, specification, "run", int(time.time()))
+        bootstrap = Bootstrap(TABLE.keyspace, TABLE.name, name, state, "{}", "run", int(time.time()))
         scan = SimpleNamespace(table=TABLE, selection=SimpleNamespace(to_json=lambda: "{}"), element_times=True)
         return SimpleNamespace(scan=scan, bootstrap=bootstrap, run="run", topic=TOPIC)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import threading
 import time
 from collections.abc import Iterator
@@ -33,7 +32,6 @@ from ringsync.ledger.topic_owners import take_topic, topic_owners
 from ringsync.schema.table import Column, TableSchema
 from ringsync.state.bootstrap import SCANNING
 from ringsync.steps.application import Application
-from ringsync.steps.bootstrap.plan import OUTPUTS_VERSION
 from ringsync.steps.bootstrap.prepare import begin_pass
 from ringsync.steps.late.late_pass import LatePasses
 from ringsync.steps.passes.follow_ups import FollowUps, publish_passes, put_schemas
@@ -191,9 +189,7 @@ def test_a_table_between_that_nobody_has_planned_keeps_nothing_back(lake: Lake) 
 
 def test_a_bootstrap_that_begins_makes_its_table_known(lake: Lake) -> None:
     """Or what it has published would not become visible, were the table dropped before anybody has planned it."""
-    bootstrap: Any = SimpleNamespace(
-        id="b1", state=SCANNING, specification=json.dumps({"outputs_version": OUTPUTS_VERSION})
-    )
+    bootstrap: Any = SimpleNamespace(id="b1", state=SCANNING)
     plan: Any = SimpleNamespace(scan=SimpleNamespace(table=NEW), topic=TOPIC, bootstrap=bootstrap)
     begin_pass(lake.store, plan, bootstrap, lambda: None)
     known = latest_version(lake.store, NEW.table_id)

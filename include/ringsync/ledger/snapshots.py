@@ -136,7 +136,7 @@ def get_snapshots_of(store: ObjectStore, bootstrap: str) -> SnapshotsOf | None:
         keyspace, table = document["keyspace"], document["table"]
         if not (isinstance(keyspace, str) and isinstance(table, str)):
             raise ValueError("keyspace and table are no texts")
-        queues = {str(host): str(queue) for host, queue in document.get("queues", {}).items()}
+        queues = {str(host): str(queue) for host, queue in document["queues"].items()}
         return SnapshotsOf(bootstrap, keyspace, table, _ring(document["ring"]), queues)
 
     return _read(

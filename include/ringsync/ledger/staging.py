@@ -243,12 +243,12 @@ def _commit_of(document: dict[str, Any]) -> StageCommit:
         for block in document.pop("blocks")
     )
     parts = tuple(LogPart(**part) for part in document.pop("parts"))
-    ends, finished = (
-        {int(segment): number for segment, number in document.pop(name).items()} for name in ("ends", "finished")
+    ends, finished, reached = (
+        {int(segment): number for segment, number in document.pop(name).items()}
+        for name in ("ends", "finished", "reached")
     )
     late = tuple(document.pop("late"))
-    written = {int(segment): (first, last) for segment, (first, last) in document.pop("written", {}).items()}
-    reached = {int(segment): position for segment, position in document.pop("reached", {}).items()}
+    written = {int(segment): (first, last) for segment, (first, last) in document.pop("written").items()}
     # A later version may have written more.
     known = {one.name: document[one.name] for one in fields(StageCommit) if one.name in document}
     known |= {"ends": ends, "finished": finished, "written": written, "reached": reached}

@@ -155,7 +155,7 @@ class Position:
             "waiting": tuple(Waiting(**one) for one in document["waiting"]),
             "slots": tuple((slot, rows, first, second) for slot, rows, first, second in document["slots"]),
             "again": tuple(Again(**one) for one in document["again"]),
-            "keys": tuple(document.get("keys", ())),
+            "keys": tuple(document["keys"]),
             "former_ttls": tuple((ttl_s, until_ms, next_ms) for ttl_s, until_ms, next_ms in document["former_ttls"]),
         }
         return Position(**{**document, **parts})

@@ -23,9 +23,6 @@ from ringsync.storage.port import AlreadyExistsError, ObjectStore, get_json, lis
 TOKEN_RANGE, SSTABLE = "token_range", "sstable"
 """Modes: rows are selected from the cluster, or come from snapshots of its nodes."""
 
-OUTPUTS_VERSION = 3
-"""Version of files and ledger entries: a bootstrap of another version cannot be continued."""
-
 
 @dataclass(frozen=True)
 class BootstrapPlan:

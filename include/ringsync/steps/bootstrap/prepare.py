@@ -48,7 +48,6 @@ from ringsync.steps.bootstrap.enable_scylla_cdc import enable_scylla_cdc
 from ringsync.steps.bootstrap.leftovers import remove_leftovers
 from ringsync.steps.bootstrap.old_snapshots import clear_old
 from ringsync.steps.bootstrap.plan import (
-    OUTPUTS_VERSION,
     SSTABLE,
     TOKEN_RANGE,
     BootstrapPlan,
@@ -327,18 +326,12 @@ def begin_pass(store: ObjectStore, plan: BootstrapPlan, latest: states.Bootstrap
 
     :param check: raises if the bootstrap must not begin any more
     :returns: number of the pass ``begin``; 0: that pass was removed, since everything was published long ago
-    :raises StepError: another version of this code, which names files differently, has begun it
     :raises TableReplacedError: the table was dropped and created again since
     """
     table_id = plan.scan.table.table_id
     if latest.state in (states.PUBLISHING, states.COMPLETED):
         marks = marks_of_latest(store, table_id, pass_numbers(store, table_id))
         return next((mark.number for mark in marks if (mark.kind, mark.bootstrap) == ("begin", latest.id)), 0)
-    if json.loads(latest.specification).get("outputs_version") != OUTPUTS_VERSION:
-        raise StepError(
-            f"bootstrap {latest.id} of {plan.scan.table.full_name} was begun by another version of ringsync: trigger "
-            "bootstrap_table again"
-        )
     now_ms = int(time.time() * 1000)
     # First the version is recorded, then the topic is taken: if the table is dropped, the topic's next owner needs the
     # version to make visible what was published of it.
@@ -400,12 +393,10 @@ def read_a_little(
 
 def specify(application: Application, scan: ScanPlan) -> str:
     """Return, as JSON, everything that must be the same for one run to continue another's bootstrap."""
-    config, mode = application.config, mode_of(application)
+    config = application.config
     return json.dumps(
         {
-            # Bootstraps of before there were modes can be continued.
-            **({} if mode == TOKEN_RANGE else {"mode": mode}),
-            "outputs_version": OUTPUTS_VERSION,
+            "mode": mode_of(application),
             "table_id": scan.table.table_id,
             "schema_digest": scan.table.digest,
             "selection": json.loads(scan.selection.to_json()),
