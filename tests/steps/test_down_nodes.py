@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from cassandra.cluster import NoHostAvailable
 
-from ringsync.cluster.cluster import DEFAULT_HINT_WINDOW_MS, hint_window_ms
+from ringsync.cluster.cluster import DEFAULT_HINT_WINDOW_MS, HINT_WINDOW, setting_ms
 from ringsync.cluster.gossip import Heard
 from ringsync.ring.ring import Host
 from ringsync.service.delays import Limits
@@ -124,4 +124,4 @@ def test_a_plan_says_who_is_down_for_some_minutes() -> None:
     ],
 )
 def test_the_setting_in_all_its_forms(settings: dict[str, str], ms: int) -> None:
-    assert hint_window_ms(settings) == ms
+    assert setting_ms(settings, HINT_WINDOW) == ms

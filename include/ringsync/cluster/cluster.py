@@ -16,10 +16,11 @@ from ringsync.ring.splits import SizeEstimate, combine_estimates
 PARTITIONER = "org.apache.cassandra.dht.Murmur3Partitioner"
 
 SYNC_PERIOD = ("commitlog_sync_period", "commitlog_sync_period_in_ms")
-"""The setting, as Cassandra 4.1 and later name it, and earlier versions."""
+"""The time between two syncs of a node's commit log, which make new changes readable: the setting, as Cassandra 4.1 and
+later name it, and earlier versions."""
 
 HINT_WINDOW = ("max_hint_window", "max_hint_window_in_ms")
-"""The setting, as Cassandra 4.1 and later name it, and earlier versions."""
+"""Likewise for how long a node keeps hints for another that is down."""
 
 DEFAULT_HINT_WINDOW_MS = 10_800_000
 """Cassandra's and ScyllaDB's default of that setting."""
@@ -171,24 +172,14 @@ def settings_of(session: Session, host: Any, names: Iterable[str]) -> dict[str, 
     return {name: row.value for name, row in rows.items() if row is not None and row.value is not None}
 
 
-def sync_period_ms(settings: Mapping[str, str]) -> int:
-    """Return the time between two syncs of a node's commit log, which make new changes readable, ms; 0: not known.
+def setting_ms(settings: Mapping[str, str], names: tuple[str, str]) -> int:
+    """Return a duration that a node is set to, ms; 0: not known.
 
-    :param settings: the node's :data:`SYNC_PERIOD`
+    :param settings: the node's settings
+    :param names: :data:`SYNC_PERIOD` or :data:`HINT_WINDOW`
     """
-    if text := settings.get("commitlog_sync_period"):
-        return duration_ms(text)
-    return int(settings.get("commitlog_sync_period_in_ms") or 0)
-
-
-def hint_window_ms(settings: Mapping[str, str]) -> int:
-    """Return for how long a node keeps hints for another that is down, ms; 0: not known.
-
-    :param settings: the node's :data:`HINT_WINDOW`
-    """
-    if text := settings.get("max_hint_window"):
-        return duration_ms(text)
-    return duration_ms(f"{settings.get('max_hint_window_in_ms') or 0}ms")
+    name, former_name_ms = names
+    return duration_ms(settings.get(name) or f"{settings.get(former_name_ms) or 0}ms")
 
 
 def duration_ms(text: str) -> int:

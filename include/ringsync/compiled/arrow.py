@@ -82,6 +82,11 @@ def only(array: pa.Array, keep: Mask) -> pa.Array:
     return array.take(array_of(np.arange(len(array)), keep))
 
 
+def filtered(rows: pa.RecordBatch, mask: Mask) -> pa.RecordBatch:
+    """Filter rows; mostly the mask names all, and nothing is copied."""
+    return rows if mask.all() else rows.filter(pa.array(mask))
+
+
 def bitmap(mask: npt.NDArray[np.bool_]) -> pa.Buffer:
     """Make Arrow's bitmap of a mask."""
     return pa.py_buffer(np.packbits(mask, bitorder="little"))

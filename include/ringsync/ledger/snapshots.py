@@ -37,6 +37,7 @@ import pyarrow as pa
 
 from ringsync.formats.sstable.names import Descriptor
 from ringsync.formats.sstable.partitions import Partitions, from_arrow, to_arrow
+from ringsync.ledger.staging import decode_rows, encode_rows
 from ringsync.ring.ring import Host, Replication, RingSnapshot
 from ringsync.storage.port import (
     AlreadyExistsError,
@@ -209,10 +210,7 @@ def put_partitions(store: ObjectStore, bootstrap: str, snapshot: NodeSnapshot, f
 
     :param found: of each SSTable, in their order
     """
-    batch, sink = to_arrow(found), pa.BufferOutputStream()
-    with pa.ipc.new_file(sink, batch.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
-        writer.write_batch(batch)
-    store.put(_partitions_key(bootstrap, snapshot), sink.getvalue().to_pybytes())
+    store.put(_partitions_key(bootstrap, snapshot), encode_rows(to_arrow(found)))
 
 
 def get_partitions(store: ObjectStore, bootstrap: str, snapshot: NodeSnapshot) -> list[Partitions]:
@@ -222,7 +220,7 @@ def get_partitions(store: ObjectStore, bootstrap: str, snapshot: NodeSnapshot) -
     """
     key = _partitions_key(bootstrap, snapshot)
     try:
-        found = from_arrow(pa.ipc.open_file(store.get(key)).get_batch(0))
+        found = from_arrow(decode_rows(store.get(key)))
         if len(found) != len(snapshot.sstables):
             raise ValueError(f"{len(found)} SSTables instead of {len(snapshot.sstables)}")
         return found

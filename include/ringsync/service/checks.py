@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from cassandra import InvalidRequest, Unauthorized
 from cassandra.cluster import Session
 
-from ringsync.cluster.cluster import SYNC_PERIOD, settings_of, sync_period_ms
+from ringsync.cluster.cluster import SYNC_PERIOD, setting_ms, settings_of
 from ringsync.cluster.node import NO_ANSWER
 from ringsync.cluster.schema import read_tables
 from ringsync.cluster.scylla import is_scylla
@@ -65,7 +65,7 @@ class Node:
     @property
     def sync_period_ms(self) -> int:
         """Milliseconds between two syncs of the commit log, which make new changes readable; 0: not known."""
-        return sync_period_ms(self.settings or {})
+        return setting_ms(self.settings or {}, SYNC_PERIOD)
 
 
 def check_cluster(config: Config) -> list[str]:

@@ -82,8 +82,3 @@ class Problem:
     def is_critical(self) -> bool:
         """Whether the source is in danger, or changes are missing: somebody must act now."""
         return self.kind in _CRITICAL
-
-    @property
-    def page(self) -> str:
-        """What to do about it."""
-        return f"docs/runbook.md#{self.kind}"

@@ -43,7 +43,7 @@ def status(arguments: argparse.Namespace, console: Console) -> ExitCode:
         for line in status_lines(seen.statuses, seen.dags, now_s):
             say(console, line)
         for problem in seen.problems:
-            say(console, f"! {problem.text} ({problem.page})")
+            say(console, f"! {problem.text} (docs/runbook.md#{problem.kind})")
         if not seen.problems:
             say(console, "all is well")
     return ExitCode.COMPLETED_WITH_ERRORS if seen.problems else ExitCode.OK

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from ringsync.cluster.cluster import DEFAULT_HINT_WINDOW_MS, HINT_WINDOW, hint_window_ms, settings_of
+from ringsync.cluster.cluster import DEFAULT_HINT_WINDOW_MS, HINT_WINDOW, setting_ms, settings_of
 from ringsync.cluster.gossip import SILENT_S, Heard
 from ringsync.cluster.node import NO_ANSWER
 from ringsync.ledger.staging import Bucket
@@ -60,7 +60,7 @@ def read_hint_window(session: Any, *, of_scylla: bool) -> int:
     told: Mapping[str, str] = {}
     with suppress(*NO_ANSWER):
         told = {} if of_scylla else settings_of(session, None, HINT_WINDOW)
-    return hint_window_ms(told)
+    return setting_ms(told, HINT_WINDOW)
 
 
 def status_of(hosts: Collection[Host], down: Mapping[str, int], interval: Bucket, window_ms: int) -> dict[str, Any]:

@@ -140,7 +140,7 @@ def _switch_cdc(
             continue
         options = one_node(shared.session).execute(OPTIONS, _name(one.table)).one()
         if options is None:
-            failed[one.table] = _gone(one.table)
+            failed[one.table] = gone_error(one.table)
         elif bool(options.cdc) != cdc:
             failed[one.table] = StepError(
                 f"a node does not know of the cdc of {one.table.full_name}, which another has just {what}: run again "
@@ -151,7 +151,7 @@ def _switch_cdc(
         if one.table not in failed or one in unchanged:
             store.delete(one.key)
     done = {one.table: f"was {what}" if one.has_cdc == cdc else f"{what} now" for one in work}
-    gone = {table: _gone(table) for table in found.keys() - done.keys()}
+    gone = {table: gone_error(table) for table in found.keys() - done.keys()}
     return [failed.get(table) or gone.get(table) or done[table] for table in tables]
 
 
@@ -188,7 +188,8 @@ def _without_all_nodes(shared: Shared, tables: Sequence[Enabling], what: str) ->
     }
 
 
-def _gone(table: Named) -> StepError:
+def gone_error(table: Named) -> StepError:
+    """Return the error of a table that is not there any more."""
     return StepError(f"{table.full_name} is gone: it was dropped")
 
 

@@ -19,6 +19,7 @@ from ringsync.cluster.shared import Shared
 from ringsync.config.sections import Scylla
 from ringsync.schema.table import TableSchema
 from ringsync.steps.application import StepError
+from ringsync.steps.bootstrap.enable_cdc import gone_error
 
 OPTIONS = "SELECT extensions FROM system_schema.tables WHERE keyspace_name = %s AND table_name = %s"
 
@@ -72,7 +73,7 @@ def _enable_one(node: Node, table: TableSchema, wanted: CdcOptions) -> str | Exc
     try:
         row = _row(node, table)
         if row is None:
-            return _gone(table)
+            return gone_error(table)
         found = options_in(row)
         if found is not None and found.enabled:
             return _as_it_is(table, found, wanted)
@@ -111,7 +112,7 @@ def _confirmed(node: Node, table: TableSchema, wanted: CdcOptions) -> str | Exce
         failure: Exception = error
         return failure
     if row is None:
-        return _gone(table)
+        return gone_error(table)
     if (found := options_in(row)) != wanted:
         return StepError(
             f"a node does not know of the cdc of {table.full_name}, which was enabled just now: it has "
@@ -122,7 +123,3 @@ def _confirmed(node: Node, table: TableSchema, wanted: CdcOptions) -> str | Exce
 
 def _row(node: Node, table: TableSchema) -> Any:
     return node.execute(OPTIONS, (table.keyspace, table.name)).one()
-
-
-def _gone(table: TableSchema) -> StepError:
-    return StepError(f"{table.full_name} is gone: it was dropped")

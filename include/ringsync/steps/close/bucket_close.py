@@ -36,7 +36,7 @@ from ringsync.steps.application import Application, ExitCode, Report, StepError,
 from ringsync.steps.close.agreement import Settled, settle_together
 from ringsync.steps.close.close_task import CloseTask, SliceResult, cut, forget_waiting
 from ringsync.steps.close.closed import close_until
-from ringsync.steps.close.closing import Progress, log_progress, progress
+from ringsync.steps.close.closing import Progress, progress_of
 from ringsync.steps.close.followed import Followed
 from ringsync.steps.close.staged_commits import StagedCommits
 from ringsync.steps.close.table_state import TableState
@@ -305,23 +305,8 @@ class Closer:
         self._closed_until = close_until(self._store, self._closed_until, wanted, latest, now_ms)
 
     def _progress(self, plan: SyncPlan, now_ms: int, patience_ms: int) -> Progress:
-        if plan.of_scylla:
-            status = read_status(self._store, "scylla_log_stage/log")
-            return log_progress(status, now_ms, patience_ms, self._unread_since_ms)
-        statuses = {
-            queue: status
-            for queue in self._config.sync.queues
-            if (status := read_status(self._store, f"commitlog_stage/{queue}")) is not None
-        }
-        queues = self._config.sync
-        return progress(
-            plan.read_hosts,
-            statuses,
-            lambda host: queues.queue_of(host.address, host.id),
-            now_ms,
-            patience_ms,
-            self._unread_since_ms,
-        )
+        status_of = partial(read_status, self._store)
+        return progress_of(plan, self._config.sync, status_of, now_ms, patience_ms, self._unread_since_ms)
 
     def _publish(
         self, state: TableState, follow_ups: FollowUps, settled: Sequence[Settled], settled_at_ms: int

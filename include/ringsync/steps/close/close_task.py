@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from ringsync.changes.identity import TableVersion, UnresolvedRowsError
-from ringsync.compiled.arrow import Integers, Mask, integers
+from ringsync.compiled.arrow import Integers, Mask, filtered, integers
 from ringsync.ledger import passes
 from ringsync.ledger.staging import OF_PASS, STAGED_ROWS, Bucket, Place, encode_rows, late_key, read_block
 from ringsync.ring.tokens import TokenRange
@@ -177,7 +177,7 @@ def close_slice(
             in_time = of_its_time & (not by_arrival)
             for place, chosen in ((part.bucket, in_time), (passes.LATE, ~in_time)):
                 if (new := first & ~known & chosen).any():
-                    fresh[place].append(_chosen(rows, new))
+                    fresh[place].append(filtered(rows, new))
             seen = passes.sorted_digests(np.concatenate([seen, halves[first & ~known]]))
     if not fresh:
         return SliceResult((), read, repeated, before, only_one)
@@ -208,11 +208,6 @@ def forget_waiting(store: ObjectStore, context: PassContext) -> None:
 
 def _read(store: ObjectStore, keys: Sequence[str]) -> Iterator[passes.Digests]:
     return _FETCHERS.map(partial(passes.read_digests, store), keys)
-
-
-def _chosen(rows: pa.RecordBatch, mask: Mask) -> pa.RecordBatch:
-    """Filter rows; mostly the mask names all, and nothing is copied."""
-    return rows if mask.all() else rows.filter(pa.array(mask))
 
 
 class StagedFiles:

@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+from ringsync.config.sync import Sync
 from ringsync.ledger.database import CDC_LOGS
 from ringsync.ring.ring import Host
 from ringsync.status import STALE_AFTER_S, Status, age_s
+from ringsync.steps.sync_plan import SyncPlan
 
 ALL_LOGS = "the CDC logs"
 """In place of a node's address in ``Progress.unread``: Scylla's logs belong to no node."""
@@ -61,6 +63,28 @@ def progress(
                 clear_at = max(clear_at, now_ms - patience_ms)
         staged.append(clear_at)
     return Progress(min(staged), unread, since)
+
+
+def progress_of(
+    plan: SyncPlan,
+    sync: Sync,
+    status_of: Callable[[str], Status | None],
+    now_ms: int,
+    patience_ms: int,
+    since_ms: Mapping[str, int],
+) -> Progress:
+    """Find how far the logs of a plan's nodes are staged, or Scylla's CDC logs.
+
+    :param status_of: returns the last status of a loop, by its name
+    :param patience_ms, since_ms: as of :func:`progress`
+    """
+    if plan.of_scylla:
+        return log_progress(status_of("scylla_log_stage/log"), now_ms, patience_ms, since_ms)
+    found = {queue: status_of(f"commitlog_stage/{queue}") for queue in sync.queues}
+    statuses = {queue: status for queue, status in found.items() if status is not None}
+    return progress(
+        plan.read_hosts, statuses, lambda host: sync.queue_of(host.address, host.id), now_ms, patience_ms, since_ms
+    )
 
 
 def log_progress(status: Status | None, now_ms: int, patience_ms: int, since_ms: Mapping[str, int]) -> Progress:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from ringsync.cluster.cluster import SYNC_PERIOD, read_settings, sync_period_ms
+from ringsync.cluster.cluster import SYNC_PERIOD, read_settings, setting_ms
 from ringsync.config import Config
 from ringsync.ledger.archive import WAITING, archived
 from ringsync.ledger.passes import pass_numbers
@@ -21,7 +21,7 @@ from ringsync.replica.suspects import WaitingRows
 from ringsync.schema.table import TableSchema
 from ringsync.status import STOP_KEY, Status, read_statuses
 from ringsync.steps.application import StepError
-from ringsync.steps.close.closing import log_progress, progress
+from ringsync.steps.close.closing import progress_of
 from ringsync.steps.sync_plan import SyncPlan, plan_keys
 from ringsync.storage.port import ChecksumError, NotFoundError, ObjectStore
 
@@ -83,23 +83,7 @@ class SyncSeen:
         """Say why not all that was logged until a moment is staged; empty: it is."""
         if self.plan is None:
             return "the sync has made no plan"
-        if self.plan.of_scylla:
-            staged = log_progress(self.statuses.get("scylla_log_stage/log"), self.now_ms, _LONG_MS, {})
-        else:
-            queues = self.config.sync
-            of_queue = {
-                queue: self.statuses[f"commitlog_stage/{queue}"]
-                for queue in queues.queues
-                if f"commitlog_stage/{queue}" in self.statuses
-            }
-            staged = progress(
-                self.plan.read_hosts,
-                of_queue,
-                lambda host: queues.queue_of(host.address, host.id),
-                self.now_ms,
-                _LONG_MS,
-                {},
-            )
+        staged = progress_of(self.plan, self.config.sync, self.statuses.get, self.now_ms, _LONG_MS, {})
         if staged.staged_until >= until_ms:
             return self._why_not_read(until_ms)
         reasons = [f"{node}: {reason}" for node, reason in staged.unread.items()]
@@ -185,5 +169,6 @@ def longest_sync_period_ms(session: Any, plan: SyncPlan | None) -> int:
     """Return the longest time from a write until a node can be read for it in its log, ms."""
     if plan is None or plan.of_scylla:
         return 0
-    periods = (sync_period_ms(read_settings(session, host.id, SYNC_PERIOD)) for host in plan.read_hosts if host.up)
+    told = (read_settings(session, host.id, SYNC_PERIOD) for host in plan.read_hosts if host.up)
+    periods = (setting_ms(settings, SYNC_PERIOD) for settings in told)
     return max((period or SYNC_PERIOD_MS for period in periods), default=0)

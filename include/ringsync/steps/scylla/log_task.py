@@ -17,11 +17,11 @@ import pyarrow.compute as pc
 from ringsync.cluster.control import ControlAddress, ControlClient
 from ringsync.cluster.generations import Clocks
 from ringsync.cluster.limits import Permits
-from ringsync.compiled.arrow import Mask, array_of, integers
+from ringsync.compiled.arrow import Mask, array_of, filtered, integers
 from ringsync.config import Config
 from ringsync.cql.murmur3 import murmur3_128
 from ringsync.formats.commitlog.reader import ERROR_ROWS
-from ringsync.formats.result_page import Page, page_cells
+from ringsync.formats.result_page import page_cells
 from ringsync.ledger import staging
 from ringsync.ledger.database import CDC_LOGS
 from ringsync.scylla.log_rows import MOST_BYTES as DECODED_BYTES
@@ -29,6 +29,7 @@ from ringsync.scylla.log_rows import UNKNOWN_ARRIVAL, LogGroups, LogRows
 from ringsync.scylla.log_schema import METADATA, LogTable
 from ringsync.scylla.progress import NO_SUMS, SLOT_MS, Kind, Piece, SlotSums, Waiting, added
 from ringsync.sources.cdc_log import LogRead, LogReader, joined
+from ringsync.sources.scan.pages import row_count
 from ringsync.steps.application import plain
 from ringsync.steps.stage.staged_files import Destination, StagedFiles, StagedTable, Windows
 from ringsync.storage.port import ObjectStore
@@ -132,7 +133,7 @@ class TableResult:
     def came(self, piece: Piece, read: LogRead) -> None:
         """Count what has come. The rows of a near sweep are not kept."""
         rows, kind = f"{piece.kind}_rows", piece.kind
-        self.counts[rows] += sum(map(_row_count, read.pages))
+        self.counts[rows] += sum(map(row_count, read.pages))
         has_many = kind != "near" and self.counts[rows] > MOST_ROWS and not _is_shortest(piece)
         if has_many or (read.is_too_large and not _is_shortest(piece)):
             self.too_many.add(kind)
@@ -338,7 +339,7 @@ _LARGE_WRITE = "more than {:,} bytes of its log in the ms {} are of one write: t
 def _rest(work: LogWork, read: LogRead, log: LogTable) -> LogWork | None:
     """Return what is left of a stream of which a part was read: from its last write on, of which there may be more; it
     is left out of this part. None: all is one write."""
-    pages = [page for page in read.pages if _row_count(page)]
+    pages = [page for page in read.pages if row_count(page)]
     times = [page_cells(page, len(log.layout))[1][METADATA.index("cdc$time")] for page in (pages[0], pages[-1])]
     first, last = times[0].value(0), times[1].value(len(times[1]) - 1)
     return replace(work, from_time=last, times_bytes=1) if first != last else None
@@ -387,7 +388,7 @@ def _taken(
         taken=int(np.count_nonzero(wanted)),
         read_before=int(np.count_nonzero(~wanted)),
     )
-    return _chosen(found.rows, wanted), counts
+    return filtered(found.rows, wanted), counts
 
 
 def _late_groups(task: LogTask, work: LogWork, read: LogRead) -> Mask:
@@ -437,14 +438,6 @@ _FACTORS = np.array(
     np.uint64,
 )
 """Odd numbers: a log row more or less changes both sums."""
-
-
-def _chosen(rows: pa.RecordBatch, mask: Mask) -> pa.RecordBatch:
-    return rows if mask.all() else rows.filter(pa.array(mask))
-
-
-def _row_count(page: Page) -> int:
-    return int.from_bytes(page[:4], "big")
 
 
 _NO_ERRORS = pa.RecordBatch.from_arrays([pa.nulls(0, one.type) for one in ERROR_ROWS], schema=ERROR_ROWS)

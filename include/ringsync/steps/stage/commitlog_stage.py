@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 
 from ringsync.changes.identity import TableVersion
-from ringsync.cluster.cluster import SYNC_PERIOD, read_ring, read_settings, sync_period_ms
+from ringsync.cluster.cluster import SYNC_PERIOD, read_ring, read_settings, setting_ms
 from ringsync.cluster.scylla import is_scylla
 from ringsync.cluster.whole_schema import Agreement
 from ringsync.config import Config
@@ -243,7 +243,7 @@ class Stager:
         known = get_place(self._store, log.node)
         told = read_settings(self._session, log.node, ["cdc_enabled", "cdc_raw_directory", *SYNC_PERIOD])
         log.has_answered = bool(told)
-        log.sync_ms = sync_period_ms(told) or log.sync_ms
+        log.sync_ms = setting_ms(told, SYNC_PERIOD) or log.sync_ms
         log.captures = told.get("cdc_enabled") != "false" if told else known != Place(None)
         folder = self._config.sync.cdc_raw or told.get("cdc_raw_directory") or (known.folder if known else None)
         log.may_claim = log.captures if told else may_be_first(folder, known)
