@@ -99,7 +99,8 @@ def main() -> int:
                 results: dict[str, Passes] = {}
                 for contender in [*arguments.only] * TURNS:
                     run(bench, folder, contender, arguments.rows, results)
-                found |= show(folder, made, results)
+                arrow = results.get("arrow") or ours(bench, folder, "arrow", 1)
+                found |= show(folder, made, results, arrow.warm.rows)
         except ServerError as error:
             print(error, file=sys.stderr)
             return 1
@@ -175,18 +176,16 @@ def scan(bench: Bench) -> Passes:
     return Passes(tuple(passes), None, 0, 0, 0)
 
 
-def show(folder: Path, made: SSTableSet, results: dict[str, Passes]) -> dict[str, float]:
-    """Print the table of a data set; return the figures for the last line."""
+def show(folder: Path, made: SSTableSet, results: dict[str, Passes], rows: int) -> dict[str, float]:
+    """Print the table of a data set, which has so many input rows; return the figures for the last line."""
     files = list(folder.rglob("*-Data.db"))
     size = sum(file.stat().st_size for file in files)
     print(f"\n**{folder.name}**: {len(files)} SSTables of Cassandra {made.version}, {size / 1e6:.0f} MB; one core\n")
     print(f"| | {' | '.join(HEADS)} |\n|---|{len(HEADS) * '---|'}")
-    read = results["arrow"].warm.rows if "arrow" in results else None
     found: dict[str, float] = {}
     rates: dict[str, float] = {}
     for name, result in results.items():
         warm, first = result.warm, result.passes[0]
-        rows = read or warm.mutations
         rates[name] = rows / warm.cpu_seconds
         print(
             f"| {name} | {rates[name] / 1e6:.3f} | {rows / first.cpu_seconds / 1e6:.3f} "

@@ -33,6 +33,7 @@ from servers.cassandra import MODULE_FLAGS, CassandraNode
 from servers.jars import fetch
 from servers.java import find_java_home
 from tests.scylla_server.proxy import StandIn
+from tests.scylla_sim.arithmetic import stream_id
 
 KEYSPACE, TABLE = "bench", "t"
 LOG = f"{TABLE}_scylla_cdc_log"
@@ -123,7 +124,7 @@ def token_ranges(seed: int = 17) -> list[tuple[int, list[StreamId]]]:
         start = ends[index - 1] if index else ends[-1] - 2**64
         tokens = (start + 1 + (end - start) * shard // SHARDS for shard in range(SHARDS))
         signed = ((token + 2**63) % 2**64 - 2**63 for token in tokens)
-        ranges.append((end, [StreamId.of(token, chance.getrandbits(38), index) for token in signed]))
+        ranges.append((end, [StreamId(stream_id(chance, token, index)) for token in signed]))
     return ranges
 
 

@@ -26,7 +26,7 @@ from pyspark.errors import AnalysisException
 
 from ringsync.avro.mapping import without_logical_types
 from ringsync.cluster.schema import read_table
-from ringsync.ledger.table_versions import as_recorded, history_of
+from ringsync.ledger.table_versions import as_recorded
 from ringsync.replica.base import base_folder, changes_folder, replica_folder
 from ringsync.replica.errors import SchemaChangedError
 from ringsync.replica.view import register_live_view
@@ -39,6 +39,7 @@ from servers.kafka import BrokerSettings, KafkaBroker
 from servers.registry import RegistryServer
 from tests.chaos.applications import PROJECT
 from tests.kafka_reading import Record, confluent_avro, kafka_messages, read_topic
+from tests.ledger.histories import history_of
 from tests.newest_model import NewestModel, newest_differences
 from tests.oracle import differences, source_rows, synced_rows
 from tests.stream_model import Message, StreamModel, of_the_last_table

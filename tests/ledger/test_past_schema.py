@@ -7,8 +7,9 @@ from pathlib import Path
 
 from ringsync.changes.columns import columns_of
 from ringsync.ledger.past_schema import past_schema
-from ringsync.ledger.table_versions import history_of, version_of
+from ringsync.ledger.table_versions import version_of
 from ringsync.storage.local import LocalStore
+from tests.ledger.histories import history_of
 from tests.ledger.test_table_versions import FIRST, SECOND, table
 
 

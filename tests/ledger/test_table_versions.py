@@ -14,7 +14,6 @@ from ringsync.ledger.schema_changes import change_numbers
 from ringsync.ledger.table_versions import (
     CdcBegun,
     TableVersionError,
-    history_of,
     latest_version,
     lost_version,
     names_of_versions,
@@ -24,6 +23,7 @@ from ringsync.ledger.table_versions import (
 )
 from ringsync.schema.table import Column, DroppedColumn, TableSchema
 from ringsync.storage.local import LocalStore
+from tests.ledger.histories import history_of
 from tests.mortal_store import IMMORTAL, Killed, MortalStore
 
 INT = Native("int")

@@ -34,6 +34,7 @@ from ringsync.steps.scylla.log_task import FollowedLog
 from ringsync.steps.stage.staged_files import StagedTable
 from ringsync.storage.local import LocalStore
 from tests.bounded import as_long_as
+from tests.scylla.generations import streams_of
 from tests.scylla.log_tables import Tables, log_text, tables_of
 from tests.scylla.test_log_stager import MINUTE, NAME, NOW, TABLE_ID, Cluster, Row, Sync, generation, spread
 from tests.scylla.test_log_sweeps import CELLS_TTL_S, ONLY, Log, Switched, log_of, staged, switched
@@ -132,7 +133,7 @@ class Renamed(Altered):
 
 def test_a_renamed_key_column_widens_no_deletion(sync_of: Callable[[Cluster], Sync]) -> None:
     before, after = (tables_of(f"pk int, {name} int, a int", f"pk, {name}") for name in ("ck", "ck2"))
-    (stream, *_) = (stream.data for stream in ONLY.streams)
+    stream, *_ = streams_of(ONLY)
     cluster = Renamed([ONLY], before=before, after=after, has_from_ms=None, begin_ms=NOW - 5 * MINUTE)
     cluster.rows = [Row(stream, NOW + number * MINUTE // 2, number) for number in range(200)]
     # Hints bring two more, which makes near sweeps read again what was read before.

@@ -31,7 +31,9 @@ from ringsync.steps.scylla.followed_logs import FollowedLogs, FollowedTable
 from ringsync.steps.scylla.positions import read_positions
 from ringsync.steps.scylla.scylla_log_stage import LogStager
 from ringsync.storage.local import LocalStore
+from tests.scylla.generations import streams_of
 from tests.scylla.test_log_task import ONE, TTL_S, followed, log_row, moment
+from tests.scylla_sim.arithmetic import id_of
 
 NOW = 1_790_000_000_000
 MINUTE = 60_000
@@ -42,7 +44,7 @@ NAME, TABLE_ID = ONE.base.full_name, ONE.base.table_id
 
 def generation(time_ms: int, streams: int = 2) -> Generation:
     return Generation(
-        time_ms, tuple(StreamRange(end, (StreamId.of(end, time_ms % 2**38, end),)) for end in range(streams))
+        time_ms, tuple(StreamRange(end, (StreamId(id_of(end, time_ms % 2**38, end)),)) for end in range(streams))
     )
 
 
@@ -229,7 +231,7 @@ def limited(patch: pytest.MonkeyPatch) -> None:
 
 def spread(one: Generation, start_ms: int, end_ms: int, count: int, first_ck: int = 0) -> list[Row]:
     """Rows of a generation, evenly over its streams and a time."""
-    streams = [stream.data for stream in one.streams]
+    streams = streams_of(one)
     step_ms = (end_ms - start_ms) / count
     return [Row(streams[ck % len(streams)], int(start_ms + ck * step_ms), first_ck + ck) for ck in range(count)]
 

@@ -24,11 +24,12 @@ from ringsync.steps import loop
 from ringsync.steps.scylla import scylla_log_stage
 from ringsync.steps.scylla.followed_logs import FollowedLogs, FollowedTable, NotYetError
 from tests.bounded import as_long_as
+from tests.scylla.generations import streams_of
 from tests.scylla.test_log_stager import CELLS_TTL_S, MINUTE, NAME, NOW, TABLE_ID, Cluster, Row, Sync, generation
 from tests.scylla.test_log_task import HOUR, TTL_S
 
 ONLY = generation(NOW - 400 * HOUR, 1)
-(STREAM,) = (stream.data for stream in ONLY.streams)
+(STREAM,) = streams_of(ONLY)
 
 
 class Log(Cluster):
@@ -410,7 +411,7 @@ def test_whatever_happens_each_row_is_staged_or_told(sync_of: Callable[[Log], Sy
         written_ms = at_ms - chance.randrange(chance.choice(lateness) + 1)
         if at_ms >= following.time_ms > written_ms:  # Scylla refuses it
             written_ms = at_ms
-        stream = chance.choice([one.data for one in (following if at_ms >= following.time_ms else ONLY).streams])
+        stream = chance.choice(streams_of(following if at_ms >= following.time_ms else ONLY))
         seen_ms, is_half = at_ms + chance.choice((0, 0, 0, 5_000, 25_000)), chance.random() < 0.1
         ck = len(log.rows)
         log.rows.append(Row(stream, written_ms, ck, seen_ms, at_ms, log.ttl_s, ck, 0, not is_half))

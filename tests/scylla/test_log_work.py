@@ -16,6 +16,8 @@ from ringsync.sources.cdc_log import grouped
 from ringsync.steps.scylla.followed_logs import FollowedTable
 from ringsync.steps.scylla.log_task import TableResult
 from ringsync.steps.scylla.log_work import PATIENCE_MS, plan_work
+from tests.scylla.generations import streams_of
+from tests.scylla_sim.arithmetic import id_of
 
 NOW = 1_790_000_000_000
 RULES = Rules(30_000, 15_000, 10**9, 10**6, 0)
@@ -23,7 +25,7 @@ LOG: Any = SimpleNamespace(ttl_s=None, log_id="")
 
 
 def generation(time_ms: int, streams: int = 2) -> Generation:
-    ranges = tuple(StreamRange(end, (StreamId.of(end, time_ms % 2**38, end),)) for end in range(streams))
+    ranges = tuple(StreamRange(end, (StreamId(id_of(end, time_ms % 2**38, end)),)) for end in range(streams))
     return Generation(time_ms, ranges)
 
 
@@ -63,7 +65,7 @@ def test_one_that_never_got_streams_is_a_gap() -> None:
 
 def test_groups_wait_until_they_are_complete_or_patience_ends() -> None:
     only = generation(NOW - 10**6)
-    stream = next(iter(only.streams)).data
+    stream, *_ = streams_of(only)
     moment = UUID("b223c55e-6d07-11ea-7654-24e4fb3f20b9")
     group = Waiting(only.time_ms, stream.hex(), moment.hex, NOW, NOW - 60_000)
     planned = plan_work(table(only), at(NOW - 100_000, only.time_ms), 0, NOW, RULES)

@@ -24,6 +24,8 @@ from ringsync.steps.scylla.followed_logs import LONGEST_ROUND_MS, FollowedTable
 from ringsync.steps.scylla.log_task import TableResult
 from ringsync.steps.scylla.log_work import affordable, plan_work
 from ringsync.steps.scylla.scylla_log_stage import CYCLE_S
+from tests.scylla.generations import streams_of
+from tests.scylla_sim.arithmetic import id_of
 
 NOW = 1_790_000_000_000
 HOUR = 3_600_000
@@ -34,7 +36,7 @@ def generation(nodes: int, shards: int, vnodes: int) -> Generation:
     chance = random.Random(nodes)
     ends = sorted({chance.randrange(-(2**63), 2**63) for _ in range(nodes * vnodes)})
     ranges = [
-        StreamRange(end, tuple(StreamId.of(before + 1, shard, index) for shard in range(shards)))
+        StreamRange(end, tuple(StreamId(id_of(before + 1, shard, index)) for shard in range(shards)))
         for index, (before, end) in enumerate(pairwise([ends[0] - 10**6, *ends]))
     ]
     return Generation(NOW - 10**9, tuple(ranges))
@@ -68,7 +70,7 @@ def test_streams_share_requests_as_far_as_scylla_allows() -> None:
     huge = grouped(generation(1, 250, 2), None)
     assert [len(streams) for streams, _ in huge] == [100, 100, 50, 100, 100, 50]
     named = [stream for streams, _ in grouped(small, None) for stream in streams]
-    assert named == [stream.data for stream in small.streams]
+    assert named == streams_of(small)
     assert max(len(streams) for streams, _ in huge) <= STREAMS_AT_ONCE
 
 

@@ -65,7 +65,12 @@ def tablet_ends(tablets: int) -> list[int]:
 
 def stream_id(rng: random.Random, token: int, index: int) -> bytes:
     """A stream id of version 1 with random bits."""
-    return token.to_bytes(8, "big", signed=True) + (rng.getrandbits(38) << 26 | index << 4 | 1).to_bytes(8, "big")
+    return id_of(token, rng.getrandbits(38), index)
+
+
+def id_of(token: int, bits: int, index: int) -> bytes:
+    """A stream id of version 1."""
+    return token.to_bytes(8, "big", signed=True) + (bits << 26 | index << 4 | 1).to_bytes(8, "big")
 
 
 def timeuuid(rng: random.Random, micros: int, old: bool = False) -> UUID:

@@ -67,7 +67,7 @@ def test_rows_records_and_damage_are_described() -> None:
     assert "table id  00000000-0000-0000-0000-000000000000" in lines
     assert lines[-1].startswith("1 records of it were tried again, and wait")
     record = Record("n", "CommitLog-7-1.log", 100, 5000, "torn", None, b"\x01" * 5000)
-    lines = list(record_text(record, KnownTables({}, frozenset(), frozenset(), frozenset())))
+    lines = list(record_text(record, KnownTables({}, frozenset(), frozenset())))
     assert lines[256] == "… and 904 bytes more"
     assert lines[257].startswith("it still cannot be decoded: ")
     place = {"node": "n", "file": "f", "position": 1, "reason": "torn"}

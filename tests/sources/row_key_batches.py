@@ -10,9 +10,17 @@ from typing import Any
 import pyarrow as pa
 
 from ringsync.schema.table import TableSchema
-from ringsync.sources.lookup.keys import ROW_KEYS
 from tests.commitlog_model.murmur3 import token as murmur3_token
 from tests.oracle import Rows
+
+ROW_KEYS = pa.schema(
+    [
+        ("token", pa.int64()),
+        ("partition_key", pa.binary()),
+        ("clustering", pa.binary()),
+        ("whole_partition", pa.bool_()),
+    ]
+)
 
 
 @dataclass(frozen=True)

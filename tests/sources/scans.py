@@ -112,13 +112,14 @@ UNLIMITED: Permits = _Unlimited()
 
 @dataclass
 class Counting:
-    """Permits that know whether each has come to an end, and how large the largest page was."""
+    """Permits that know whether each has come to an end, how many rows came, and how large the largest page was."""
 
     inner: Permits = UNLIMITED
     granted: int = 0
     ended: int = 0
     overloads: int = 0
     largest: int = 0
+    rows: int = 0
 
     def ask(self, rows: int, wait: bool = True) -> int | None:
         found = self.inner.ask(rows, wait)
@@ -128,6 +129,7 @@ class Counting:
     def answered(self, rows: int, size: int) -> None:
         self.ended += 1
         self.largest = max(self.largest, size)
+        self.rows += rows
         self.inner.answered(rows, size)
 
     def failed(self, overloaded: bool) -> None:

@@ -153,7 +153,7 @@ def forecast(
 ) -> Forecast:
     schema = read_table(session, keyspace, table)
     query = scan_query(schema, times=True, element_times=True)
-    found = sample(scan_session(settings, NOW), schema, query, RING, settings, permits or Limiter(), **options)
+    found = sample(scan_session(settings, NOW), query, RING, settings, permits or Limiter(), **options)
     assert isinstance(found, Forecast)
     return found
 
@@ -227,7 +227,7 @@ def test_a_place_that_cannot_be_read_makes_it_unknown(session: Any, settings: Cl
     query = scan_query(schema, times=False, element_times=False)
     quorum = replace(settings, consistency_level="QUORUM")
     slept: list[float] = []
-    found = sample(scan_session(quorum, None), schema, query, RING, quorum, limiter, sleep=slept.append)
+    found = sample(scan_session(quorum, None), query, RING, quorum, limiter, sleep=slept.append)
     session.execute(f"DROP KEYSPACE {wanting}")
     assert isinstance(found, Unknown)
     assert found.reason.startswith(f"token range ({MIN_TOKEN}, ")

@@ -342,7 +342,7 @@ def test_a_forecast_meets_no_large_partition_unawares() -> None:
         node = Partitions([], partitions=partitions)
         session: Any = node
         found = sample(
-            *(session, CLUSTERED, OF_PARTITIONS, ranges, DEFAULTS, Limiter()),
+            *(session, OF_PARTITIONS, ranges, DEFAULTS, Limiter()),
             beginning_rows=node.beginning_rows if careful else None,
             sleep=lambda _: None,
         )
@@ -395,7 +395,7 @@ class Cells(Node):
 def forecast(node: Node) -> Forecast | Unknown:
     session: Any = node
     ranges = [ReplicaRange(TokenRange(0, len(node.rows)), ("a",))]
-    return sample(session, TABLE, QUERY, ranges, DEFAULTS, Limiter(), sleep=lambda _: None)
+    return sample(session, QUERY, ranges, DEFAULTS, Limiter(), sleep=lambda _: None)
 
 
 def test_a_forecast_reads_little_of_wide_rows() -> None:

@@ -56,9 +56,9 @@ class Source:
             session or self.session, self.table, batch_of(keys), self.ring, self.settings, permits, **given
         )
 
-    def check(self, keys: Sequence[Key], **options: Any) -> RowsRead:
+    def check(self, keys: Sequence[Key], permits: Counting | None = None, **options: Any) -> RowsRead:
         """Read keys of rows and compare."""
-        permits = Counting()
+        permits = permits or Counting()
         found = self.read(keys, permits, **options)
         assert not found.unread
         assert permits.granted == permits.ended
@@ -142,8 +142,9 @@ def some(source: Source, seed: int, count: int) -> list[Key]:
 @pytest.mark.parametrize(("seed", "count"), [(1, 1), (2, 30), (3, 300), (4, 3000)])
 def test_rows_of_composite_keys(composite: Source, seed: int, count: int) -> None:
     keys = some(composite, seed, count)
-    found = composite.check(keys)
-    assert found.received <= 2 * len(keys)
+    permits = Counting()
+    composite.check(keys, permits)
+    assert permits.rows <= 2 * len(keys)
 
 
 @pytest.mark.parametrize("count", [1, 40, 400])
@@ -176,11 +177,12 @@ def test_tables_without_clustering_and_counters(
     quorum = replace(plain, settings=replace(plain.settings, consistency_level="LOCAL_QUORUM"))
     asking = faulty(plain)
     keys = [key for key in plain.keys if int(key.plain[1]) % 3]
-    found = quorum.check(keys, session=asking)
+    permits = Counting()
+    found = quorum.check(keys, permits, session=asking)
     # Two values of the first column, 66 or 67 of the second; each is listed once, nobody asks whether there is more.
     assert sum(most - 1 for _, most in asking.asked) == len(keys)
     assert len(asking.asked) <= 20
-    assert found.received == found.images.num_rows
+    assert permits.rows == found.images.num_rows
     hits.check(hits.keys[::2])
 
 
@@ -206,8 +208,9 @@ def test_static_cells_and_whole_partitions(odd: Source) -> None:
 
 def test_a_wide_partition_is_read_whole_only_if_wanted(composite: Source) -> None:
     wide = [key for key in composite.keys if key.plain[1] == FAT]
-    found = composite.check(wide[::40])
-    assert found.received == found.images.num_rows == len(wide) // 40
+    permits = Counting()
+    found = composite.check(wide[::40], permits)
+    assert permits.rows == found.images.num_rows == len(wide) // 40
     found = composite.read([replace(wide[0], clustering=None, whole=True)])
     assert found.images.num_rows == len(wide)
     assert set(found.places.tolist()) == {0}
@@ -361,9 +364,9 @@ def test_a_table_that_is_gone_is_an_error(source: Callable[[TableSchema], Source
 
 def test_the_rate_is_limited_by_rows(odd: Source) -> None:
     rows = [key for key in odd.keys if key.clustering]
-    began = time.monotonic()
-    found = odd.read(rows, Limiter(Limits(rows_per_s=200)))
-    assert time.monotonic() - began >= found.received / 200
+    began, permits = time.monotonic(), Counting(Limiter(Limits(rows_per_s=200)))
+    found = odd.read(rows, permits)
+    assert time.monotonic() - began >= permits.rows / 200
     assert not found.unread
 
 

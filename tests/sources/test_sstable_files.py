@@ -107,8 +107,8 @@ def test_sstables_of_the_same_columns_share_what_describes_them(sstables: list[S
     opener = Opener(table(sstables))
     opened = [opener.open(one.source) for one in sstables]
     assert [one.layout.descriptor for one in opened] == [one.source.descriptor for one in sstables]
-    assert [one.layout.header for one in opened] == [one.statistics.header for one in sstables]
-    columns = {(one.statistics.header.static, one.statistics.header.regular) for one in opened}
+    assert [one.layout.header for one in opened] == [one.layout.header for one in sstables]
+    columns = {(one.layout.header.static, one.layout.header.regular) for one in opened}
     assert len({id(one.layout.tables) for one in opened}) == len(columns) < len(opened)
 
 

@@ -44,7 +44,7 @@ def test_what_was_finished_long_ago_becomes_one_object_and_stays_finished(tmp_pa
     store, folder = open_store(str(tmp_path / "lake")), tmp_path / "cdc_raw"
     folder.mkdir()
     finished = {1: LONG_AGO_MS, 2: LONG_AGO_MS, 4: LONG_AGO_MS, 5: NOW_MS}
-    put_commit(store, StageCommit(NODE, 1, NOW_MS, (), {6: 100}, finished, {}, ()))
+    put_commit(store, StageCommit(NODE, 1, (), {6: 100}, finished, {}, ()))
     log = read_node_log(store, HOST, folder, NOW_MS)
     assert finished_segments(store, NODE).ranges == ((1, 2), (4, 4))
     assert (log.number, log.ends, log.finished) == (1, {6: 100}, {5: NOW_MS})

@@ -153,7 +153,7 @@ def test_staged_rows_are_kept_where_two_readings_follow_each_other(
     closer = Closer(cluster.application, None, None, None, None)  # type: ignore[arg-type]
     block = Block(Place("f", 0, 1, 0), TABLE.table_id, 1, str(Bucket(START * 1000, 60_000)), ROWS, "", ())
     closer.cycle()
-    put_commit(cluster.store, StageCommit("a", 1, 1, (), {}, {}, {}, (block,)))
+    put_commit(cluster.store, StageCommit("a", 1, (), {}, {}, {}, (block,)))
     cluster.there_at = 1e9
     cluster.plan_s = 59
     cluster.until(60, 60, closer.cycle)

@@ -204,7 +204,7 @@ def test_killed_anywhere_it_goes_on(raw: Path, tmp_path: Path, lives: int) -> No
 
 def test_what_the_stage_has_committed_needs_no_copy(raw: Path, store: LocalStore) -> None:
     files = fill(raw, 6)
-    put_commit(store, StageCommit("a", 1, 5, (), {}, {1000: 5}, {}, ()))
+    put_commit(store, StageCommit("a", 1, (), {}, {1000: 5}, {}, ()))
     archiver(store, Nodes({"a": raw})).cycle()
     assert names(store, WAITING) == [file.name for file in files[1:3]]
     assert not files[0].exists()
@@ -212,7 +212,7 @@ def test_what_the_stage_has_committed_needs_no_copy(raw: Path, store: LocalStore
 
 def test_always_keeps_a_copy_of_all(raw: Path, store: LocalStore) -> None:
     files = fill(raw, 3)
-    put_commit(store, StageCommit("a", 1, 5, (), {}, {1000: 5}, {}, ()))
+    put_commit(store, StageCommit("a", 1, (), {}, {1000: 5}, {}, ()))
     archiver(store, Nodes({"a": raw}, total="100MiB"), policy="always").cycle()
     assert (names(store, READ), names(store, WAITING)) == ([files[0].name], [file.name for file in files[1:3]])
     assert [file.exists() for file in files] == [False, False, False, True]
@@ -393,7 +393,7 @@ def test_nodes_take_turns(tmp_path: Path, store: LocalStore) -> None:
 
 def test_what_is_kept_no_longer(raw: Path, store: LocalStore) -> None:
     files = fill(raw, 3)
-    put_commit(store, StageCommit("a", 1, 5, (), {}, {1000: 5, 1001: 5, 999: 5}, {}, ()))
+    put_commit(store, StageCommit("a", 1, (), {}, {1000: 5, 1001: 5, 999: 5}, {}, ()))
     day_s = 86_400
     for file, days in ((files[0], 40), (files[1], 20)):
         os.utime(file, (time.time() - days * day_s,) * 2)

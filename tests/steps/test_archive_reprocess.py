@@ -211,7 +211,7 @@ def test_a_stage_that_is_faster_wins(of_node: Reprocessed, monkeypatch: pytest.M
 
     def late(store: Any, commit: StageCommit) -> StageCommit:
         if not others:
-            others.append(put_commit(store, StageCommit(HOST.id, 1, 5, (), {7: 9}, {}, {}, ())))
+            others.append(put_commit(store, StageCommit(HOST.id, 1, (), {7: 9}, {}, {}, ())))
         return real(store, commit)
 
     monkeypatch.setattr(archive_reprocess, "put_commit", late)

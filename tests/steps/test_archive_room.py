@@ -113,7 +113,7 @@ def test_a_turn_at_the_configured_speed_is_no_standstill(
 def test_what_was_staged_is_damaged_and_all_is_archived(raw: Path, store: LocalStore, what: str, damage: bytes) -> None:
     """Nothing was archived, and no object was named."""
     fill(raw, 6, megabytes=0)
-    put_commit(store, StageCommit("a", 1, 0, (), {}, {1000: 1}, {}, ()))
+    put_commit(store, StageCommit("a", 1, (), {}, {1000: 1}, {}, ()))
     store.put("staging/finished/a.json" if what == "finished" else commit_keys(store, "a")[-1], damage)
     watch = archiver(store, Nodes({"a": raw}), policy="always")
     watch.cycle()

@@ -107,9 +107,7 @@ def test_all_replicas_are_asked_as_long_as_they_are_alive(
     def read_rows(session: Any, table: Any, keys: Any, ring: Any, settings: Any, *_: Any, **__: Any) -> RowsRead:
         """The row was deleted a moment later."""
         levels.append(settings.consistency_level)
-        return RowsRead(
-            row_images_of(merged(change_rows([], TABLE), TABLE), TABLE, "raw"), np.empty(0, np.int64), (), 0
-        )
+        return RowsRead(row_images_of(merged(change_rows([], TABLE), TABLE), TABLE, "raw"), np.empty(0, np.int64), ())
 
     monkeypatch.setattr(rows_after, "read_rows", read_rows)
     monkeypatch.setattr(rows_after, "ControlClient", nullcontext)

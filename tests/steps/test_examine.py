@@ -85,7 +85,7 @@ class Examined:
             known = set(keys["partition_key"].to_pylist())
             there = batch(self.later)
             mask = [key in known for key in image_keys(there, TABLE)[0].to_pylist()] if self.later else []
-            return RowsRead(there.filter(pa.array(mask, pa.bool_())), np.zeros(0, np.int64), (), 0)
+            return RowsRead(there.filter(pa.array(mask, pa.bool_())), np.zeros(0, np.int64), ())
 
         self.monkeypatch.setattr(checksums, "read_split", scan)
         self.monkeypatch.setattr(looks, "read_rows", lookup)

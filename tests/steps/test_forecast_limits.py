@@ -25,7 +25,7 @@ def test_the_forecast_keeps_the_limits(tmp_path: Path, monkeypatch: pytest.Monke
     granted: list[int | None] = []
 
     def sample(*given: Any, place_rows: int, whole_first: bool, beginning_rows: int) -> Any:
-        permits = given[5]
+        permits = given[4]
         assert 16 * place_rows / 5.0 < 60, "and they are few, or it takes hours"
         assert not whole_first
         granted.extend(permits.ask(1000, wait=False) for _ in range(6))

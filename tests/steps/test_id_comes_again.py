@@ -99,7 +99,7 @@ class Cluster:
         data, (place,) = encode_blocks([self.table(table_id).version.to_store(rows)], key)
         self.store.put(key, data)
         block = Block(place, table_id, 1, str(bucket), ROWS, "", ())
-        put_commit(self.store, StageCommit("a", 1, 1, (), {}, {}, {}, (block,)))
+        put_commit(self.store, StageCommit("a", 1, (), {}, {}, {}, (block,)))
         return key
 
 

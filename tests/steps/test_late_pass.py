@@ -127,7 +127,7 @@ def test_rows_that_wait_in_a_bucket_and_are_read_again_are_published_once(
     world.store.put(key, data)
     sums = range_sums(RING, integers(rows["token"]), digest_halves(rows["digest"]))
     block = Block(place, FIRST, 1, str(bucket), len(rows), RING.ring.digest, sums)
-    put_commit(world.store, StageCommit("a", 1, 1, (), {}, {}, {}, (block,)))
+    put_commit(world.store, StageCommit("a", 1, (), {}, {}, {}, (block,)))
     world.store.put(late_key(FIRST, "a-1-0"), encode_rows(stored))
     closer = world.closer()
     for is_close in (close_first, not close_first):

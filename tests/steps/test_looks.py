@@ -181,7 +181,7 @@ def test_a_node_that_is_down_keeps_only_its_own_rows_from_being_read_from_all(
     def read(self: LookTask, of_table: Any, permits: Any, level: str, keys: pa.RecordBatch, *, of_all: bool) -> Any:
         asked.append(keys["token"].to_pylist())
         assert (level, of_all) == ("ALL", False)
-        return RowsRead(keys, np.array([]), tuple(UnreadRow(place, "no") for place in unread), 0), 7
+        return RowsRead(keys, np.array([]), tuple(UnreadRow(place, "no") for place in unread)), 7
 
     monkeypatch.setattr(LookTask, "_read", read)
     task: Any = LookTask(None, None, "", (-100, 0, 100), 9, {})  # type: ignore[arg-type]

@@ -258,7 +258,7 @@ def test_what_is_archived_or_read_by_another_is_no_gap(sync: Sync, tmp_path: Pat
     log = sync.cycle()
     assert log.unread
     identity = next(iter(log.unread))
-    put_commit(sync.store, StageCommit(HOST.id, 1, 5, (), {}, {identity: 5}, {}, ()))
+    put_commit(sync.store, StageCommit(HOST.id, 1, (), {}, {identity: 5}, {}, ()))
     another.unlink()
     index_of(another).unlink()
     assert later(sync) is None

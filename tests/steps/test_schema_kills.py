@@ -16,7 +16,6 @@ import pytest
 import yaml
 
 from ringsync.ledger.schema_changes import change_numbers
-from ringsync.ledger.table_versions import history_of
 from ringsync.schema.whole_to_cql import Statement
 from ringsync.storage.local import LocalStore
 from ringsync.streams.files import FileStream
@@ -24,6 +23,7 @@ from ringsync.streams.kafka.client import KafkaSettings, KafkaTopics
 from ringsync.streams.relay import relay
 from ringsync.streams.schema_messages import publish_schema_change
 from tests.kafka_reading import avro_of, json_payload, kafka_messages, read_topic
+from tests.ledger.histories import history_of
 from tests.mock_kafka import mock_kafka
 from tests.mortal_store import Killed, MortalStore
 from tests.steps.test_schema_update import KEYSPACES, SERVER, messages, replayed, shop, updater

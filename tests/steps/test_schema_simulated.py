@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from ringsync.ledger.table_versions import history_of, version_of
+from ringsync.ledger.table_versions import version_of
 from ringsync.schema.table import TableSchema, UnreadableTable
+from tests.ledger.histories import history_of
 from tests.steps.schema_looks import Looks, Types, looks, table
 
 __all__ = ["looks"]

@@ -18,7 +18,7 @@ from ringsync.config import Config
 from ringsync.ledger.dropped_tables import dropped_of
 from ringsync.ledger.gaps import Gaps
 from ringsync.ledger.schema_changes import change_numbers
-from ringsync.ledger.table_versions import CdcBegun, history_of, version_of
+from ringsync.ledger.table_versions import CdcBegun, version_of
 from ringsync.schema.table import TableSchema
 from ringsync.state.schema_history import SchemaHistory
 from ringsync.state.session import StateSession
@@ -29,6 +29,7 @@ from ringsync.steps.schema_update import TOLERATED_S, SchemaUpdater
 from ringsync.storage.local import LocalStore
 from ringsync.streams.files import FileStream
 from spark_apps.schema_update import main
+from tests.ledger.histories import history_of
 
 pytestmark = pytest.mark.server
 

@@ -35,7 +35,7 @@ def block(table_id: str, key: str, start: int = 0) -> Block:
 
 
 def commit(number: int, *blocks: Block) -> StageCommit:
-    return StageCommit("node-1", number, 0, (), {1: 100 * number}, {}, {"rows": 20}, blocks)
+    return StageCommit("node-1", number, (), {1: 100 * number}, {}, {"rows": 20}, blocks)
 
 
 @pytest.fixture

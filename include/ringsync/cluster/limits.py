@@ -293,12 +293,6 @@ class Limiter:
             self._limits = limits
             self.call_next()
 
-    @property
-    def concurrency(self) -> float:
-        """Most requests on the way at once, by the limit and the cluster's overloads; infinity: no limit."""
-        with self.lock:
-            return self._concurrency(self._clock())
-
     def charge(self, rows: int) -> _Charge:
         """Return the charge of the page that a request for so many rows gets now."""
         row_price = 1 / self._limits.rows_per_s if self._limits.rows_per_s else 0.0

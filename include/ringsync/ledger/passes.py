@@ -396,7 +396,7 @@ def marks_of_latest(
     return marks
 
 
-def first_to_add(store: ObjectStore, passes: Mapping[int, Pass], begin: int, reach_ms: float, ring: str) -> int:
+def first_to_add(passes: Mapping[int, Pass], begin: int, reach_ms: float, ring: str) -> int:
     """Find the first pass whose changes the rows of a bootstrap may lack.
 
     The scan may have missed rows that only some replicas had when they were published. Their later copies count as

@@ -167,7 +167,6 @@ class StageCommit:
 
     node: str
     number: int
-    read_at_ms: int
     parts: tuple[LogPart, ...]
     ends: Mapping[int, int]
     finished: Mapping[int, int]

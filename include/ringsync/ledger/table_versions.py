@@ -58,14 +58,6 @@ class HistoryEntry:
         return self.version.table.since_us or self.found_ms * 1000
 
 
-def history_of(store: ObjectStore, keyspace: str, table: str) -> list[HistoryEntry]:
-    """Read all versions of the tables that have, or had, this name, in their order.
-
-    :raises TableVersionError: a version is damaged
-    """
-    return [_read(store, key) for key in _history(store, portable_name(keyspace, table))]
-
-
 def history_named(store: ObjectStore, name: str, first: int = 1) -> Iterator[HistoryEntry | TableVersionError]:
     """Read the versions of a history, in their order; of one that is damaged, what is wrong with it.
 

@@ -55,7 +55,7 @@ def take_topic(store: ObjectStore, topic: str, table_id: str, now_ms: int) -> No
             break
         if known and _was_created_before(table_id, known[-1].table_id):
             break  # a node does not know the newer table yet, or gave this one an id while its clock was behind
-        behind = _behind(store, topic, known, table_id, now_ms)
+        behind = _behind(store, topic, known, now_ms)
         try:
             data = json.dumps({"table_id": table_id, "behind": behind}).encode()
             store.put(f"{_folder(topic)}{len(known) + 1:06}.json", data, if_absent=True)
@@ -92,7 +92,7 @@ def _end(store: ObjectStore, old: TopicOwner, now_ms: int) -> int:
             return number
 
 
-def _behind(store: ObjectStore, topic: str, known: list[TopicOwner], table_id: str, now_ms: int) -> int:
+def _behind(store: ObjectStore, topic: str, known: list[TopicOwner], now_ms: int) -> int:
     """Find the number after which a new table's passes begin: the former table's end, or the topic's last folder."""
     end = _end(store, known[-1], now_ms) if known else 0
     topics = (topic, bootstrap_topic(topic))

@@ -23,9 +23,6 @@ from ringsync.replica.suspects import digested
 from ringsync.replica.table import ReplicaTable, WriteResult, token_condition
 from ringsync.schema.table import TableSchema
 
-TokenRanges = Sequence[tuple[int, int]]
-"""Ranges (start, end]; none wraps."""
-
 
 @dataclass(frozen=True)
 class Comparison:

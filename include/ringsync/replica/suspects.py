@@ -70,7 +70,7 @@ class Round:
 
     :ivar images: reads the newest images in the replica, dead ones too, of the rows with these keys (``token``, the key
         columns and ``_x``), and of the whole partitions with these tokens
-    :ivar rows: reads images of the source by keys (:data:`ringsync.sources.lookup.keys.ROW_KEYS`), and tells as of
+    :ivar rows: reads images of the source by keys (see :func:`ringsync.sources.lookup.keys.row_keys`), and tells as of
         which moment, s since the epoch
     :ivar rows_of_all: does the same from all replicas, for rows that differ, and tells which keys could be read: a
         quorum may not show what only one has; None: none can be read

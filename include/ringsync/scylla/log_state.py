@@ -164,7 +164,7 @@ def _described(table: LogTable) -> tuple[Integers, tuple[npt.NDArray[np.generic]
     widths = np.array([_width(kind) for _, kind in table.layout], np.int64)
     table_id = np.frombuffer(bytes.fromhex(table.base.table_id or "0" * 32), np.uint8).copy()
     values, paths = _values(table, metadata + keys + clusterings)
-    prefix = _prefix(table, metadata)
+    prefix = _prefix(table)
     words = np.zeros(WORDS, np.int64)
     given = {
         COLUMNS: len(table.layout),
@@ -188,7 +188,7 @@ def _described(table: LogTable) -> tuple[Integers, tuple[npt.NDArray[np.generic]
     return words, (widths, table_id, values, paths, prefix)
 
 
-def _prefix(table: LogTable, metadata: int) -> Integers:
+def _prefix(table: LogTable) -> Integers:
     """Return the lengths that most rows' first columns have: metadata and keys, up to one without a fixed length."""
     lengths = [*_METADATA_LENGTHS, *[1] * table.has_end_of_batch]
     for key in table.base.key_columns:

@@ -17,7 +17,6 @@ VERSION = 1
 """The version since Scylla 4.3. Ids of other versions are wholly random: their index says nothing."""
 
 _INDEX_SHIFT, _INDEX_MASK, _VERSION_MASK = 4, 2**22 - 1, 2**4 - 1
-_HALF, _SIGN = 2**64, 2**63
 
 
 class StreamIdError(ValueError):
@@ -39,18 +38,6 @@ class StreamId:
 
     def __str__(self) -> str:
         return f"0x{self.data.hex()}"
-
-    @classmethod
-    def of(cls, token: int, random: int, index: int) -> StreamId:
-        """Make an id of today's version.
-
-        :param random: 38 bits; ``index``: 22 bits
-        :raises StreamIdError: a part does not fit
-        """
-        if not -_SIGN <= token < _SIGN or not 0 <= random < 2**38 or not 0 <= index <= _INDEX_MASK:
-            raise StreamIdError(f"token {token}, random bits {random} and index {index} do not fit into a stream id")
-        low = random << 26 | index << _INDEX_SHIFT | VERSION
-        return cls(((token % _HALF) << 64 | low).to_bytes(ID_BYTES, "big"))
 
     @property
     def token(self) -> int:

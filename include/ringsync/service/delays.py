@@ -62,8 +62,8 @@ def delays(loop: str, status: Status, limits: Limits, now_s: float) -> Iterator[
         if is_read and (age := now_s - (log.get("until_ms") or 0) / 1000) > limits.bucket_s:
             text = f"{table}: its log is read only up to what was written {duration(age)} ago"
             yield Problem(Kind.TABLE_LAGGING, table, text)
-    for host, down in status.get("down", {}).items():
-        yield from _of_node(host, down, status.get("hint_window_ms"), now_s)
+    for down in status.get("down", {}).values():
+        yield from _of_node(down, status.get("hint_window_ms"), now_s)
     since_ms = status.get("oldest_ms")
     if since_ms is None:
         return
@@ -94,7 +94,7 @@ def _of_table(table: str, fields: Status, limits: Limits, now_s: float) -> Itera
 _READERS = (("replica", "its replica", Kind.REPLICA_LAGGING), ("kafka", "Kafka", Kind.KAFKA_LAGGING))
 
 
-def _of_node(host: str, down: Status, window_ms: float | None, now_s: float) -> Iterator[Problem]:
+def _of_node(down: Status, window_ms: float | None, now_s: float) -> Iterator[Problem]:
     age = now_s - down["since_ms"] / 1000
     if window_ms is not None and age > window_ms / 1000:
         text = (

@@ -196,7 +196,7 @@ def choose_table(
     if schema:
         wanted = f"{keyspace}.{table} with the id {table_id}" if table_id else "it"
         raise SSTableFilesError(f"the schema does not have {wanted}; it has {_named(schema)}")
-    return schema_of_all([(source.descriptor, read_statistics(source).header) for source in sources]), sources
+    return schema_of_all([(source.descriptor, read_statistics(source)) for source in sources]), sources
 
 
 def _refuse_several_snapshots(sources: Sequence[Source]) -> None:
@@ -242,17 +242,14 @@ class Opener:
 
     def open(self, source: Source) -> SSTable:
         """Open an SSTable; the errors are those of :func:`~ringsync.formats.sstable.sstables.open_sstable`."""
-        statistics, descriptor = read_statistics(source), source.descriptor
-        header = statistics.header
+        header, descriptor = read_statistics(source), source.descriptor
         columns = header.key, header.clustering, header.static, header.regular
         if columns not in self._layouts:
             self._layouts[columns] = layout_of(descriptor, header, self.table, self.shown)
         layout = self._layouts[columns]
         known = layout.header
         header = replace(header, key=known.key, clustering=known.clustering, static=known.static, regular=known.regular)
-        return SSTable(
-            source, replace(statistics, header=header), replace(layout, descriptor=descriptor, header=header)
-        )
+        return SSTable(source, replace(layout, descriptor=descriptor, header=header))
 
 
 @dataclass(frozen=True)

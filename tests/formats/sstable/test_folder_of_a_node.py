@@ -33,7 +33,7 @@ def test_a_table_with_an_index_and_a_snapshot(cassandra: CassandraNode, session:
     assert reasons.keys() == {".by_v", "snapshots"}
     assert {one.path.rpartition("/")[2] for one in snapshot.left_out} == {".by_v"}
 
-    headers = [(one, read_statistics(LocalSource(one)).header) for one in snapshot.sstables]
+    headers = [(one, read_statistics(LocalSource(one))) for one in snapshot.sstables]
     table = table_of(headers[0][0])
     assert (table.keyspace, table.name) == (keyspace, "Odd")
     assert [column.name for column in schema_of_all(headers).columns] == ["partition_key", "v"]

@@ -34,7 +34,7 @@ CAPACITIES = {"large": None, "small": Capacity(rows=8, cells=64, complex=8, byte
 
 def read(source: LocalSource, table: TableSchema, capacity: Capacity | None) -> Iterator[pa.RecordBatch]:
     data = DataFile(source)
-    layout = layout_of(source.descriptor, read_statistics(source).header, table)
+    layout = layout_of(source.descriptor, read_statistics(source), table)
     end = 0
     for batch in read_rows(data, layout, 0, data.length, lambda position: None, capacity):
         batch.rows.validate(full=True)

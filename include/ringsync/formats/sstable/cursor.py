@@ -11,7 +11,6 @@ _UNSIGNED_16 = struct.Struct(">H")
 _SIGNED_32 = struct.Struct(">i")
 _UNSIGNED_32 = struct.Struct(">I")
 _SIGNED_64 = struct.Struct(">q")
-_DOUBLE = struct.Struct(">d")
 
 DAMAGED = "the file is damaged or was cut off: take the SSTable from another snapshot or replica"
 
@@ -78,10 +77,6 @@ class Cursor:
     def i64(self) -> int:
         """Read a signed number of eight bytes."""
         return int(_SIGNED_64.unpack_from(self.data, self.skip(8))[0])
-
-    def double(self) -> float:
-        """Read a floating point number of eight bytes."""
-        return float(_DOUBLE.unpack_from(self.data, self.skip(8))[0])
 
     def count(self, size: int, what: str) -> int:
         """Read how many things of at least ``size`` bytes each follow, in four bytes."""

@@ -31,7 +31,6 @@ _OLD_NAME = re.compile(r"(?:tmp(?:link)?-)?(?:\w+-\w+-)?[a-l][a-z]-\d+-(?:big-)?
 _TABLE_FOLDER = re.compile(r"(?P<table>\w+)-(?P<id>[0-9a-f]{32})")
 _TRANSACTION = re.compile(r"[a-z]{2}_txn_\w+_[0-9a-z_-]+\.log")
 _OTHERS = ("snapshots", "backups")
-_COPIES = "holds SSTables of the folder above it again: name this folder itself to read them"
 
 
 @dataclass(frozen=True)

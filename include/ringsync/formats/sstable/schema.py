@@ -65,18 +65,10 @@ class FileColumns:
     regular: tuple[FileColumn, ...]
 
 
-def schema_of(descriptor: Descriptor, header: Header) -> TableSchema:
-    """Make a table of what an SSTable says. The columns of the key are called ``partition_key``, or ``key1``, ``key2``
-    …, and ``clustering1`` …; columns without cells in the SSTable are missing.
-
-    :raises SSTableError: the name of a column is not UTF-8
-    """
-    return schema_of_all([(descriptor, header)])
-
-
 def schema_of_all(sstables: Sequence[tuple[Descriptor, Header]]) -> TableSchema:
-    """Make a table of what several SSTables of it say, see :func:`schema_of`. Where a user-defined type got fields in
-    between, the type with these fields counts.
+    """Make a table of what SSTables of it say. The columns of the key are called ``partition_key``, or ``key1``,
+    ``key2`` …, and ``clustering1`` …; columns without cells in the SSTables are missing. Where a user-defined type got
+    fields in between, the type with these fields counts.
 
     :param sstables: at least one
     :raises SSTableError: the name of a column is not UTF-8, or the SSTables are not of one table

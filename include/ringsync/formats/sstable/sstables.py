@@ -22,7 +22,7 @@ from ringsync.formats.sstable.names import INDEX, PARTITIONS
 from ringsync.formats.sstable.partitions import Partitions, each_partition, read_partitions
 from ringsync.formats.sstable.reader import Layout, SSTableRows, layout_of, read_plain_rows, read_rows
 from ringsync.formats.sstable.source import Source
-from ringsync.formats.sstable.statistics import Statistics, read_statistics
+from ringsync.formats.sstable.statistics import read_statistics
 from ringsync.ring.tokens import TokenRange, TokenSet
 from ringsync.schema.table import TableSchema
 
@@ -62,7 +62,6 @@ class SSTable:
     """
 
     source: Source
-    statistics: Statistics
     layout: Layout
 
     def partitions(self) -> Partitions:
@@ -197,8 +196,7 @@ def open_sstable(source: Source, table: TableSchema, shown: TableSchema | None =
     :param shown: the table with those columns only that are read; None: all
     :raises SSTableError: a file is missing or damaged, or the SSTable is not of this table
     """
-    statistics = read_statistics(source)
-    return SSTable(source, statistics, layout_of(source.descriptor, statistics.header, table, shown))
+    return SSTable(source, layout_of(source.descriptor, read_statistics(source), table, shown))
 
 
 def merged_rows(

@@ -1,19 +1,17 @@
-"""Statistics.db: the types and delta bases that Data.db needs, and what is known of the SSTable's content.
+"""Statistics.db: the types and delta bases that Data.db needs.
 
-See docs/formats.md, 9.3; C: io/sstable/metadata/MetadataSerializer, StatsMetadata; db/SerializationHeader.Component.
+See docs/formats.md, 9.3; C: io/sstable/metadata/MetadataSerializer; db/SerializationHeader.Component.
 """
 
 from __future__ import annotations
 
-import struct
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
-from uuid import UUID
+from typing import TypeVar
 
 from ringsync.cql.marshal import OrderedType, parse_clustering, parse_marshal, parse_partition_key
-from ringsync.cql.types import VARIABLE, CqlType, CqlTypeError, stored_length
+from ringsync.cql.types import CqlType, CqlTypeError
 from ringsync.formats.sstable.cursor import DAMAGED, Cursor
 from ringsync.formats.sstable.errors import SSTableError
 from ringsync.formats.sstable.names import STATISTICS
@@ -65,74 +63,8 @@ class Header:
     regular: tuple[HeaderColumn, ...]
 
 
-@dataclass(frozen=True)
-class LogPosition:
-    """A logical position in a segment of the node's commit log."""
-
-    segment_id: int
-    position: int
-
-
-@dataclass(frozen=True)
-class Stats:
-    """What the node knows of the content. What the version does not have is None, and so is what could not be read.
-
-    :ivar partitions: number of partitions
-    :ivar min_timestamp: µs; ``max_timestamp`` likewise
-    :ivar min_local_deletion_time: s, up to 2^32 - 1; ``max_local_deletion_time`` likewise. 2^31 - 1, or with
-        unsigned times 2^32 - 1: some cells are not deleted and do not expire
-    :ivar min_ttl: s; ``max_ttl`` likewise; 0: nothing expires
-    :ivar compression_ratio: bytes of Data.db for each byte of content; -1: it is not compressed
-    :ivar level: level of the leveled compaction
-    :ivar repaired_at: ms since the epoch; 0: it was not repaired
-    :ivar has_legacy_counters: whether there are counter shards of Cassandra 2.0
-    :ivar cells: number of cells; ``rows``: number of rows
-    :ivar commitlog_upto: position in the commit log up to which its mutations may be in the SSTable
-    :ivar commitlog_intervals: intervals of the commit log of ``host_id`` that are in it
-    :ivar pending_repair: id of the repair session that it takes part in
-    :ivar is_transient: whether it is of a transient replica
-    :ivar host_id: node that wrote it
-    :ivar has_partition_deletions: whether a partition may be deleted
-    :ivar first_key: partition key with the lowest token; ``last_key``: with the highest
-    :ivar problem: why the fields after some field are None; empty: all is read
-    """
-
-    partitions: int | None = None
-    min_timestamp: int | None = None
-    max_timestamp: int | None = None
-    min_local_deletion_time: int | None = None
-    max_local_deletion_time: int | None = None
-    min_ttl: int | None = None
-    max_ttl: int | None = None
-    compression_ratio: float | None = None
-    level: int | None = None
-    repaired_at: int | None = None
-    has_legacy_counters: bool | None = None
-    cells: int | None = None
-    rows: int | None = None
-    commitlog_upto: LogPosition | None = None
-    commitlog_intervals: tuple[tuple[LogPosition, LogPosition], ...] | None = None
-    pending_repair: UUID | None = None
-    is_transient: bool | None = None
-    host_id: UUID | None = None
-    has_partition_deletions: bool | None = None
-    first_key: bytes | None = None
-    last_key: bytes | None = None
-    problem: str = ""
-
-
-@dataclass(frozen=True)
-class Statistics:
-    """The content of Statistics.db."""
-
-    header: Header
-    stats: Stats
-
-
-def read_statistics(source: Source) -> Statistics:
-    """Read an SSTable's Statistics.db.
-
-    STATS is read as far as possible: only HEADER is needed to read Data.db.
+def read_statistics(source: Source) -> Header:
+    """Read what an SSTable's Statistics.db says of Data.db.
 
     :raises SSTableError: the file is missing or damaged, a type is not supported, or the partitioner is another one
     """
@@ -143,7 +75,7 @@ def read_statistics(source: Source) -> Statistics:
     return parse_statistics(content, source.descriptor.features, path)
 
 
-def parse_statistics(content: bytes, version: Version, file: str) -> Statistics:
+def parse_statistics(content: bytes, version: Version, file: str) -> Header:
     """Read the bytes of a Statistics.db, see :func:`read_statistics`.
 
     :param file: path of the file, for messages
@@ -157,7 +89,7 @@ def parse_statistics(content: bytes, version: Version, file: str) -> Statistics:
     if partitioner != PARTITIONER:
         advice = f"only tables of the {PARTITIONER.rpartition('.')[2]} can be read"
         raise SSTableError(file, None, f"the SSTable was written with the partitioner {partitioner}", advice)
-    return Statistics(_header(parts[_HEADER]), _stats(parts.get(_STATS), version))
+    return _header(parts[_HEADER])
 
 
 def _components(content: bytes, version: Version, file: str) -> dict[int, Cursor]:
@@ -231,96 +163,3 @@ def _type(cursor: Cursor, parse: Callable[[str], Parsed]) -> Parsed:
     except CqlTypeError as error:
         advice = "if Cassandra itself reads the SSTable, please report the name of this type"
         raise SSTableError(cursor.file, start, str(error), advice) from error
-
-
-def _stats(cursor: Cursor | None, version: Version) -> Stats:
-    if cursor is None:
-        return Stats(problem="there is no part STATS")
-    found: dict[str, Any] = {}
-    try:
-        _check_part(cursor, version)
-        _read_stats(cursor, version, found)
-    except SSTableError as error:
-        found["problem"] = str(error)
-    return Stats(**found)
-
-
-def _read_stats(cursor: Cursor, version: Version, found: dict[str, Any]) -> None:
-    """Put the fields of STATS into ``found``, one by one, until they end."""
-    found["partitions"] = _histogram_sum(cursor)
-    _histogram_sum(cursor)
-    found["commitlog_upto"] = _log_position(cursor)
-    found["min_timestamp"], found["max_timestamp"] = cursor.i64(), cursor.i64()
-    found["min_local_deletion_time"], found["max_local_deletion_time"] = cursor.u32(), cursor.u32()
-    found["min_ttl"], found["max_ttl"] = cursor.i32(), cursor.i32()
-    found["compression_ratio"] = cursor.double()
-    cursor.i32()
-    bin_size = 12 if version.unsigned_times else 16
-    cursor.skip(bin_size * cursor.count(bin_size, "bins of tombstones"))
-    found["level"], found["repaired_at"] = cursor.i32(), cursor.i64()
-    if version.clustering_values:
-        for _ in range(2):
-            for _ in range(cursor.count(2, "clustering values")):
-                cursor.skip(cursor.u16())
-    elif version.clustering_slice:
-        _skip_slice(cursor)
-    found["has_legacy_counters"] = _flag(cursor)
-    found["cells"], found["rows"] = cursor.i64(), cursor.i64()
-    if version.commitlog_from:
-        _log_position(cursor)
-    if version.commitlog_intervals:
-        intervals = range(cursor.count(24, "intervals of the commit log"))
-        found["commitlog_intervals"] = tuple((_log_position(cursor), _log_position(cursor)) for _ in intervals)
-    if version.repair:
-        found["pending_repair"] = _optional_uuid(cursor)
-        found["is_transient"] = _flag(cursor)
-    if version.host_id:
-        found["host_id"] = _optional_uuid(cursor)
-    if version.clustering_slice:
-        found["has_partition_deletions"] = _flag(cursor)
-        if version.clustering_values:
-            _skip_slice(cursor)
-        found["first_key"], found["last_key"] = cursor.sized(), cursor.sized()
-
-
-def _histogram_sum(cursor: Cursor) -> int:
-    """Read an EstimatedHistogram; return how many things it counts."""
-    number = cursor.count(16, "buckets of a histogram")
-    words = struct.unpack_from(f">{2 * number}q", cursor.data, cursor.skip(16 * number))
-    return sum(words[1::2])
-
-
-def _log_position(cursor: Cursor) -> LogPosition:
-    return LogPosition(cursor.i64(), cursor.i32())
-
-
-def _flag(cursor: Cursor) -> bool:
-    byte = cursor.u8()
-    if byte > 1:
-        raise cursor.fail(f"a byte of {byte:#04x} where there is 00 or 01")
-    return byte == 1
-
-
-def _optional_uuid(cursor: Cursor) -> UUID | None:
-    return UUID(bytes=cursor.take(16)) if _flag(cursor) else None
-
-
-def _skip_slice(cursor: Cursor) -> None:
-    """Skip the types of the clustering columns, and a Slice: two bounds, each with its values (C: db/Slice)."""
-    types = [_type(cursor, parse_clustering).type for _ in range(_count(cursor))]
-    for _ in range(2):
-        cursor.u8()
-        size = cursor.u16()
-        if size > len(types):
-            raise cursor.fail(f"a bound of {size} values in a table of {len(types)} clustering columns")
-        _skip_values(cursor, types[:size])
-
-
-def _skip_values(cursor: Cursor, types: list[CqlType]) -> None:
-    """Skip clustering values: a header of two bits for each of up to 32, then those that are neither empty nor null."""
-    for first in range(0, len(types), 32):
-        header = cursor.uvint()
-        for number, cql_type in enumerate(types[first : first + 32]):
-            if header >> 2 * number & 3 == 0:
-                length = stored_length(cql_type)
-                cursor.skip(cursor.uvint() if length == VARIABLE else length)

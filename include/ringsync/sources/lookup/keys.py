@@ -26,18 +26,6 @@ from ringsync.cql.text.values import value_texts
 from ringsync.cql.types import Native, TupleType
 from ringsync.schema.table import Column, TableSchema
 
-ROW_KEYS = pa.schema(
-    [
-        ("token", pa.int64()),
-        ("partition_key", pa.binary()),
-        ("clustering", pa.binary()),
-        ("whole_partition", pa.bool_()),
-    ]
-)
-"""``partition_key``, ``clustering``: as in :data:`ringsync.changes.schema.CHANGE_ROWS`. A key with a null clustering
-stands for the partition's static columns, or for all its rows if ``whole_partition`` is true; this column may be left
-out. In a table without clustering columns each partition key is the key of a row: both columns are ignored."""
-
 STATIC, WHOLE = -1, -2
 """Values in place of a clustering's number."""
 
@@ -104,7 +92,10 @@ class RowKeys:
 def row_keys(keys: pa.RecordBatch, table: TableSchema) -> RowKeys:
     """Sort keys, and divide them into their columns.
 
-    :param keys: batch of :data:`ROW_KEYS`
+    :param keys: ``token`` (int64); ``partition_key`` and ``clustering`` (binary) as in
+        :data:`ringsync.changes.schema.CHANGE_ROWS`; ``whole_partition`` (bool) may be left out. A key with a null
+        clustering stands for the partition's static columns, or for all its rows if ``whole_partition`` is true. In a
+        table without clustering columns each partition key is the key of a row: the last two columns are ignored
     :raises ValueError: a key does not fit the table
     """
     if keys.column("partition_key").null_count:

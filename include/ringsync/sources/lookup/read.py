@@ -91,13 +91,11 @@ class RowsRead:
     :ivar images: images of the rows that exist, in the order of the given keys
     :ivar places: place of each image's key among the given keys
     :ivar unread: keys that could not be read; any other key without an image has no row
-    :ivar received: rows that the cluster sent, unwanted ones included
     """
 
     images: pa.RecordBatch
     places: Integers
     unread: tuple[UnreadRow, ...]
-    received: int
 
 
 def read_rows(
@@ -119,7 +117,7 @@ def read_rows(
     All rows are in memory at once: 100,000 keys are a good number. A key that is given several times gets one image.
 
     :param session: from :func:`ringsync.sources.scan.scan.scan_session`, as of a moment
-    :param keys: keys (:data:`ringsync.sources.lookup.keys.ROW_KEYS`), in any order. A key without clustering gets
+    :param keys: keys (see :func:`ringsync.sources.lookup.keys.row_keys`), in any order. A key without clustering gets
         one image with only the static cells of its partition. A key of a whole partition gets one image for each row,
         and other keys of this partition get none of their own
     :param ring: ring snapshot; its first rank is asked first, whatever the consistency level
@@ -209,7 +207,6 @@ class _Reader:
     came: dict[Kind, _Came] = field(default_factory=dict)
     images: list[pa.RecordBatch] = field(default_factory=list)
     places: list[Integers] = field(default_factory=list)
-    received: int = 0
 
     def read(self) -> None:
         """Read everything."""
@@ -237,7 +234,7 @@ class _Reader:
         order = np.argsort(places, kind="stable")
         unread = [UnreadRow(int(self.keys.places[key]), reason) for key, reason in self.unread.items()]
         unread.sort(key=lambda row: row.place)
-        return RowsRead(taken(images, order), places[order], tuple(unread), self.received)
+        return RowsRead(taken(images, order), places[order], tuple(unread))
 
     def _has_room(self) -> bool:
         """Tell whether the next lookup may be on its way with the others: all have no more bytes than full pages."""
@@ -315,7 +312,6 @@ class _Reader:
             self.session.prepare(self._query(lookup.kind).cql)
             self._refused(lookup, error)
             return
-        self.received += rows
         self.failing_since = None
         self.answered = max(self.answered, len(lookup.keys))
         if len(lookup.keys) >= self.failed_keys:

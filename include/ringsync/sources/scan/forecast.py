@@ -27,7 +27,6 @@ from ringsync.cql.types import Native
 from ringsync.formats.result_page import page_cells
 from ringsync.ring.splits import ReplicaRange
 from ringsync.ring.tokens import TokenRange
-from ringsync.schema.table import TableSchema
 from ringsync.sources.scan.pages import Pages, Stuck
 from ringsync.sources.scan.scan import PreparedScan, ScanQuery, read_some
 
@@ -113,7 +112,6 @@ class Unknown:
 
 def sample(
     session: SessionAt,
-    table: TableSchema,
     query: ScanQuery,
     ranges: Iterable[ReplicaRange],
     settings: ClusterSettings,

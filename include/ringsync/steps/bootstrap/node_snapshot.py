@@ -91,13 +91,11 @@ class Node:
 class SnapshotOnDisk:
     """A snapshot that ringsync has taken of a table on a node, for a bootstrap.
 
-    :ivar table_id: 32 hexadecimal digits
     :ivar taken_s: when its folder was changed last, s since the epoch
     """
 
     keyspace: str
     table: str
-    table_id: str
     bootstrap: str
     taken_s: float
 
@@ -192,7 +190,8 @@ def snapshots_on_disk(node: Node) -> Iterator[SnapshotOnDisk]:
             if tag and of_table and folder.resolve() == folder:
                 key = (folder.parts[-4], of_table[1], of_table[2], tag[1])
                 found[key] = max(folder.stat().st_mtime, found.get(key, 0.0))
-    yield from (SnapshotOnDisk(*key, taken_s) for key, taken_s in sorted(found.items()))
+    for (keyspace, table, _, bootstrap), taken_s in sorted(found.items()):
+        yield SnapshotOnDisk(keyspace, table, bootstrap, taken_s)
 
 
 def read_outlines(

@@ -384,7 +384,7 @@ def read_a_little(
     if limits.rows_per_s:
         rows = max(1, min(PLACE_ROWS, int(limits.rows_per_s * FORECAST_S / PLACES / tables)))
     return sample(
-        *(session, scan.table, query, ranges, settings, permits),
+        *(session, query, ranges, settings, permits),
         place_rows=rows,
         whole_first=tables > 1,
         beginning_rows=scan.beginning_rows,

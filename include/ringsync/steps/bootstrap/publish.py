@@ -99,7 +99,7 @@ def publish(
     if transaction_of(plan.bootstrap.id) not in before.transactions:
         _check_files(store, base_folder(table.keyspace, table.name), files)
     check()
-    first = first_to_add(store, passes, begin, digests_kept_ms(config), ring)
+    first = first_to_add(passes, begin, digests_kept_ms(config), ring)
     # Passes before the first one that is added may have deleted rows: no SELECT and no added pass shows that.
     deletions_from_ms = passes[min(first, begin)].created_at_ms
     # If another bootstrap has begun, the mark is refused. If not, no other bootstrap removes our files from here on. If

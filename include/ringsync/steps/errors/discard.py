@@ -26,7 +26,6 @@ class Discarded:
     :ivar objects: keys of the audit objects
     """
 
-    rows: int
     records: int
     objects: tuple[str, ...]
 
@@ -50,7 +49,7 @@ def discard(
     """
     if not reason.strip():
         raise ValueError("say why, with --reason: it is kept with what is discarded")
-    keys, count, records = [], 0, 0
+    keys, records = [], 0
     batch: list[ErrorRow] = []
     size = 0
 
@@ -67,13 +66,13 @@ def discard(
 
     for row in rows:
         batch.append(row)
-        count, records, size = count + 1, records + row.records, size + len(row.raw or b"")
+        records, size = records + row.records, size + len(row.raw or b"")
         if len(batch) >= ROWS_OF_AN_OBJECT or size >= BYTES_OF_AN_OBJECT:
             flush()
             batch, size = [], 0
     if batch:
         flush()
-    return Discarded(count, records, tuple(keys))
+    return Discarded(records, tuple(keys))
 
 
 def _described(row: ErrorRow) -> dict[str, Any]:

@@ -71,14 +71,12 @@ class KnownTables:
 
     :ivar versions: versions by table id: of a table that is there the newest, of another one the newest that was
         recorded, with all columns that it ever had
-    :ivar there: ids of all tables that the cluster has, also of those that cannot be read
     :ivar followed: ids of the tables whose rows are published: the configuration follows them, and they have cdc or had
     :ivar dropped: ids of tables that were found dropped, and are not there
     :ivar problems: what is damaged of the recorded schemas
     """
 
     versions: Mapping[str, TableVersion]
-    there: frozenset[str]
     followed: frozenset[str]
     dropped: frozenset[str]
     problems: tuple[str, ...] = ()
@@ -108,7 +106,7 @@ def recorded_tables(
         for table_id, version in versions.items()
         if follows(version.table.full_name) and (table_id in with_cdc or table_id in begun)
     )
-    return KnownTables(versions, frozenset(ids), followed, all_dropped(store) - frozenset(ids), tuple(problems))
+    return KnownTables(versions, followed, all_dropped(store) - frozenset(ids), tuple(problems))
 
 
 def _newest(store: ObjectStore, table: TableSchema) -> TableVersion:

@@ -161,7 +161,6 @@ class LogResult:
     late: tuple[str, ...]
     errors: bytes
     error_count: int
-    read_at_ms: int
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -191,8 +190,7 @@ class LogTask:
 
 def stage_logs(task: LogTask, works: Sequence[LogWork], permits: Permits) -> LogResult:
     """Read streams and write their rows. A table that fails is told, not raised."""
-    store, read_at_ms = store_of(task.config), int(time.time() * 1000)
-    files = _Files(task, store)
+    files = _Files(task, store_of(task.config))
     results: dict[str, TableResult] = defaultdict(TableResult)
     errors: list[pa.RecordBatch] = []
     reader, waiting = LogReader.open(cluster_settings(task.config), permits), deque(works)
@@ -220,9 +218,7 @@ def stage_logs(task: LogTask, works: Sequence[LogWork], permits: Permits) -> Log
     undecoded = pa.concat_batches([_NO_ERRORS, *errors])
     files.write()
     encoded = staging.encode_rows(undecoded)
-    return LogResult(
-        dict(results), files.counts, tuple(files.blocks), tuple(files.late), encoded, undecoded.num_rows, read_at_ms
-    )
+    return LogResult(dict(results), files.counts, tuple(files.blocks), tuple(files.late), encoded, undecoded.num_rows)
 
 
 def _usable(

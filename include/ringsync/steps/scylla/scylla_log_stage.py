@@ -348,7 +348,6 @@ class LogStager:
         commit = StageCommit(
             node=CDC_LOGS,
             number=self._number + 1,
-            read_at_ms=now_ms,
             parts=(),
             ends={},
             finished={},

@@ -375,7 +375,6 @@ class NodeLog:
         return StageCommit(
             node=self.node,
             number=self.number + 1,
-            read_at_ms=max(result.read_at_ms for result in staged),
             parts=tuple(result.part for result in staged),
             ends=ends,
             finished=(kept := {identity: at for identity, at in finished.items() if identity not in self.folded}),
