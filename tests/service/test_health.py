@@ -87,16 +87,6 @@ def test_a_bootstrap_that_nobody_works_on_is_named() -> None:
     assert problem.endswith("or with --cancel, which ends it")
 
 
-def test_a_bootstrap_that_has_begun_and_says_nothing_is_named() -> None:
-    """It was killed between its first pass and its first word, or the store was away: the stream of its table waits."""
-    statuses = healthy()
-    statuses["bucket_close/close"]["tables"] = {"shop.orders": {**TABLE, "table_id": "ab", "bootstrap": "b-1"}}
-    (problem,) = found(statuses, {})
-    assert problem.startswith("shop.orders: bootstrap b-1 is not finished, and nobody says that he works on it: run ")
-    says = {"table": "shop.orders", "table_id": "ab", "bootstrap": "b-1", "run": "r", "step": "scan", "fraction": 0.4}
-    assert found(statuses | {"bootstrap/ab": {**says, "at_ms": 49_000}}, {}) == []
-
-
 def test_what_loops_tell_of_nodes_and_tables() -> None:
     statuses = healthy()
     statuses["commitlog_stage/default"]["nodes"] = {

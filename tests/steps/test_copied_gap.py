@@ -15,6 +15,9 @@ from ringsync.ledger.left_tables import LeftTable, forget_left, note_left
 from ringsync.ledger.passes import mark
 from ringsync.ring.tokens import TokenRange
 from ringsync.schema.table import Schema
+from ringsync.service.delays import Limits
+from ringsync.service.health import told_by
+from ringsync.service.problem import Kind
 from ringsync.sources.scan.plan import Selection
 from ringsync.state.bootstrap import CANCELLED, PUBLISHING
 from ringsync.status import ABANDONED_AFTER_S, BOOTSTRAPS, read_statuses
@@ -22,7 +25,7 @@ from ringsync.steps.application import StepError
 from ringsync.steps.bootstrap import cancel as cancelling
 from ringsync.steps.bootstrap import copied_gap, drain, prepare
 from ringsync.steps.bootstrap.cancel import cancel
-from ringsync.steps.bootstrap.copied_gap import note_before_copy, said_before_cdc
+from ringsync.steps.bootstrap.copied_gap import note_before_copy, said_to_be_prepared
 from ringsync.steps.tables import Outcome
 from tests.steps.test_close import TABLE
 from tests.steps.test_holes import World, come_back, lose_cdc, world  # noqa: F401
@@ -74,7 +77,7 @@ def raised(world: World) -> int:  # noqa: F811
 
 def test_a_table_that_is_copied_anew_has_no_gap_at_any_moment(away: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """It was critical between ALTER and plan, and from the end of the copy until it was verified, or for ever."""
-    with said_before_cdc(away.store, TABLE, "r1", wanted=True):
+    with said_to_be_prepared(away.store, TABLE, "r1"):
         come_back(away)
         away.plan()  # another process looks
         assert (raised(away), len(Gaps(away.store).look())) == (0, 1)
@@ -90,7 +93,7 @@ def test_a_table_that_is_copied_anew_has_no_gap_at_any_moment(away: World, monke
 
 def test_prepare_itself_notes_the_gap_before_it_begins(away: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever notes it later does not know that the copy began after it."""
-    with said_before_cdc(away.store, TABLE, "r1", wanted=True):
+    with said_to_be_prepared(away.store, TABLE, "r1"):
         come_back(away)
         note_before_copy(away.store, CONFIG, None, TABLE)
         begins(away)
@@ -123,7 +126,7 @@ def test_what_the_copy_may_lack_stays_a_gap(away: World, monkeypatch: pytest.Mon
 
 
 def test_a_preparation_that_fails_hides_no_gap(away: World) -> None:
-    with suppress(ValueError), said_before_cdc(away.store, TABLE, "r1", wanted=True):
+    with suppress(ValueError), said_to_be_prepared(away.store, TABLE, "r1"):
         come_back(away)
         away.plan()
         raise ValueError
@@ -138,7 +141,7 @@ def test_a_preparation_that_was_killed_is_cancelled(
     """Its alarm is bootstrap-abandoned, which says so: there was nothing to cancel, and the alarm stayed. The table may
     have been dropped. One that was begun a moment ago lives."""
     table = replace(TABLE, name=name)
-    killed = said_before_cdc(away.store, table, "r1", wanted=True)
+    killed = said_to_be_prepared(away.store, table, "r1")
     killed.__enter__()
     assert KEY in read_statuses(away.store)
     state: Any = SimpleNamespace(find=lambda *name: None, session=None)
@@ -154,7 +157,7 @@ def test_a_killed_preparation_is_cancelled_with_the_bootstrap_of_the_table_befor
     away: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The table was created again: only the older bootstrap was ended, and again with each --cancel."""
-    killed = said_before_cdc(away.store, TABLE, "r1", wanted=True)
+    killed = said_to_be_prepared(away.store, TABLE, "r1")
     killed.__enter__()
     assert KEY in read_statuses(away.store)
     monkeypatch.setattr(copied_gap, "time", SimpleNamespace(time=lambda: time.time() + ABANDONED_AFTER_S + 1))
@@ -170,15 +173,23 @@ def test_a_killed_preparation_is_cancelled_with_the_bootstrap_of_the_table_befor
 
 
 def test_a_preparation_that_fails_since_another_run_has_begun_leaves_what_that_says(away: World) -> None:
-    with suppress(ValueError), said_before_cdc(away.store, TABLE, "r1", wanted=True):
+    with suppress(ValueError), said_to_be_prepared(away.store, TABLE, "r1"):
         prepare.say(away.store, plan_of(), "scan")
         raise ValueError
     assert read_statuses(away.store)[KEY]["bootstrap"] == "b1"
 
 
-@pytest.mark.parametrize("wanted", [True, False])
-def test_the_status_of_an_unfinished_bootstrap_stays(away: World, wanted: bool) -> None:
+def test_a_preparation_that_was_killed_once_its_bootstrap_has_begun_is_told(world: World) -> None:  # noqa: F811
+    """Its stream waits. It said nothing until all that earlier bootstraps had left was removed."""
+    killed = said_to_be_prepared(world.store, TABLE, "r1")
+    killed.__enter__()
+    mark(world.store, TABLE.table_id, "begin", "b1", world.now_ms)
+    (problem,) = told_by(KEY, read_statuses(world.store)[KEY], Limits(), time.time() + ABANDONED_AFTER_S + 1)
+    assert problem.kind == Kind.BOOTSTRAP_ABANDONED
+
+
+def test_the_status_of_an_unfinished_bootstrap_stays(away: World) -> None:
     prepare.say(away.store, plan_of(), "scan", 0.5)
-    with pytest.raises(ValueError), said_before_cdc(away.store, TABLE, "r2", wanted=wanted):
+    with pytest.raises(ValueError), said_to_be_prepared(away.store, TABLE, "r2"):
         raise ValueError
     assert read_statuses(away.store)[KEY]["bootstrap"] == "b1"

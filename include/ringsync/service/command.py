@@ -65,11 +65,13 @@ def start(arguments: argparse.Namespace, console: Console) -> ExitCode:
     for key in (STOP_KEY, LEFT_KEY):
         store.delete(key)
     try:
-        _switch_on(client_of(config), expected, is_waiting(store))
+        _switch_on(client := client_of(config), expected)
     except AirflowError as error:
         say_error(f"{error}; some DAGs may be on and others off: run cdcservice start again, or cdcservice stop")
         return ExitCode.COMPLETED_WITH_ERRORS
     say(console, f"started: {', '.join(expected.all_dags)}; cdcservice status shows how they stand")
+    if ARCHIVE_REPROCESS.name in expected.all_dags and is_waiting(store):
+        _read_archived(client)
     seen = told_before(before.understood, expected)
     reports = wait_for_workers(store, expected, seen, arguments.timeout, lambda text: say(console, text))
     return _print_reports(reports, console)
@@ -83,24 +85,30 @@ def _asked_for_scylla(config: Config) -> bool:
         return False
 
 
-def _switch_on(client: AirflowClient, expected: Expected, is_archived: bool) -> None:
-    """Switch on what has to run. What is for the other database goes off first: it would read nothing, and fail.
-
-    :param is_archived: whether archived logs wait, as after a stop: the DAG that reads them would hear of it only when
-        the next run of an archive has ended
-    """
+def _switch_on(client: AirflowClient, expected: Expected) -> None:
+    """Switch on what has to run. What is for the other database goes off first: it would read nothing, and fail."""
     for dag in expected.needless_dags:
         client.set_paused(dag, True)
     for dag in expected.all_dags:
         client.set_paused(dag, False)
-    if is_archived and ARCHIVE_REPROCESS.name in expected.all_dags:
+
+
+def _read_archived(client: AirflowClient) -> None:
+    """Let what was archived during a stop be read: the DAG would hear of it when the next run of an archive ends."""
+    try:
         client.trigger(ARCHIVE_REPROCESS.name, f"start_{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}", {})
+    except AirflowError as error:
+        say_error(f"{error}; archived commit logs wait for the DAG {ARCHIVE_REPROCESS.name}, which also runs each hour")
 
 
 def _check_workers(store: ObjectStore, expected: Expected, console: Console) -> ExitCode:
     """Print the reports of the workers that run already; the others report when they are started."""
     now_s, statuses = time.time(), read_statuses(store)
-    alive = {loop: status for loop, status in statuses.items() if age_s(status, now_s) < STALE_AFTER_S}
+    alive = {
+        loop: {name: told for name, told in status.items() if name != "busy"}  # what its last cycle told counts
+        for loop, status in statuses.items()
+        if age_s(status, now_s) < STALE_AFTER_S
+    }
     reports = stage_reports(alive, expected, {})
     for name in reports.silent:
         say(console, reports.words.idle.format(name))

@@ -57,7 +57,6 @@ def problems(
     loops = [loop for loop in expected.loops if loop not in damaged or loop in (*lasting, *expected.emptying_loops)]
     told = [problem for loop, status in statuses.items() for problem in told_by(loop, status, limits, now_s)]
     told += starmap(_unreadable, damaged.items())
-    told += _without_status(statuses, damaged)
     if stopped:
         return [
             Problem(Kind.SYNC_STOPPED, "sync", f"stopped: {expected.meanwhile} until cdcservice start"),
@@ -168,26 +167,12 @@ def _of_dag(dag: str, health: DagHealth) -> Iterator[Problem]:
 def _of_bootstrap(loop: str, status: Status, now_s: float) -> Iterator[Problem]:
     """Yield a problem if an unfinished bootstrap is abandoned: the stream of its table waits for it."""
     if loop.startswith(BOOTSTRAPS) and (age := age_s(status, now_s)) > ABANDONED_AFTER_S:
-        yield _abandoned(status["table"], status["bootstrap"], f"has worked on it for {duration(age)}")
-
-
-def _without_status(statuses: Mapping[str, Status], damaged: Collection[str]) -> Iterator[Problem]:
-    """Yield a problem for each bootstrap that has begun and says nothing: it was killed before it said something, or
-    could not."""
-    known = {*statuses, *damaged}
-    for loop, status in statuses.items():
-        for table, fields in status.get("tables", {}).items():
-            if fields.get("bootstrap") and f"{BOOTSTRAPS}{fields.get('table_id')}" not in known:
-                problem = _abandoned(table, fields["bootstrap"], "says that he works on it")
-                yield replace(problem, owner=loop)
-
-
-def _abandoned(table: str, bootstrap: str, nobody: str) -> Problem:
-    text = (
-        f"{table}: bootstrap {bootstrap} is not finished, and nobody {nobody}: run cdcservice bootstrap --table "
-        f"{table} again, which goes on with it, or with --cancel, which ends it"
-    )
-    return Problem(Kind.BOOTSTRAP_ABANDONED, table, text)
+        text = (
+            f"{status['table']}: bootstrap {status['bootstrap']} is not finished, and nobody has worked on it for "
+            f"{duration(age)}: run cdcservice bootstrap --table {status['table']} again, which goes on with it, or "
+            "with --cancel, which ends it"
+        )
+        yield Problem(Kind.BOOTSTRAP_ABANDONED, status["table"], text)
 
 
 def _of_proofs(status: Status, now_s: float) -> Iterator[Problem]:

@@ -19,9 +19,8 @@ from ringsync.ledger.passes import mark
 from ringsync.ledger.topic_owners import take_topic
 from ringsync.schema.table import Schema, TableSchema
 from ringsync.state.bootstrap import COMPLETED, Bootstrap, BootstrapState
-from ringsync.status import BOOTSTRAPS, forget
 from ringsync.steps.application import StepError
-from ringsync.steps.bootstrap.copied_gap import forget_preparations
+from ringsync.steps.bootstrap.copied_gap import forget_preparations, forget_said
 from ringsync.steps.bootstrap.leftovers import remove_leftovers
 from ringsync.steps.bootstrap.old_snapshots import clear_finished
 from ringsync.steps.passes.follow_ups import publish_passes
@@ -83,7 +82,7 @@ def cancel_one(
                 )
 
         end(config, store, table, latest.id, check)
-    forget(store, f"{BOOTSTRAPS}{table_id}")
+    forget_said(store, table_id, bootstrap=latest.id)
     return latest
 
 

@@ -1,4 +1,5 @@
-"""The gap of a table that had no cdc for a while, and is bootstrapped anew: nobody has to repair what is all copied.
+"""What is said of a bootstrap in preparation, and the gap of a table that had no cdc for a while, and is bootstrapped
+anew: nobody has to repair what is all copied.
 
 The gap is noted before the copy begins, and is over when the copy is published. In between the status of the bootstrap
 keeps it from being an alarm. If the bootstrap is cancelled, the gap is there.
@@ -31,14 +32,13 @@ PREPARED = "in preparation"
 
 
 @contextmanager
-def said_before_cdc(store: ObjectStore, table: TableSchema, run: str, *, wanted: bool) -> Iterator[None]:
-    """Say that a bootstrap is being prepared before a table gets cdc again, and no more if that fails. Others look at
-    the table as soon as it has cdc, and note its gap.
-
-    :param wanted: whether it gets cdc
+def said_to_be_prepared(store: ObjectStore, table: TableSchema, run: str) -> Iterator[None]:
+    """Say that a bootstrap is being prepared, and no more if that fails. It is said before the table may get cdc again:
+    others look as soon as it has, and note its gap. If the run is killed once the bootstrap has begun, the stream
+    waits, and this says for what.
     """
     key = f"{BOOTSTRAPS}{table.table_id}"
-    if not wanted or table.table_id not in left_tables(store) or store.stat(f"status/{key}.json") is not None:
+    if store.stat(f"status/{key}.json") is not None:
         yield
         return
     status = {"table": table.full_name, "table_id": table.table_id, "bootstrap": PREPARED, "run": run}
@@ -46,10 +46,15 @@ def said_before_cdc(store: ObjectStore, table: TableSchema, run: str, *, wanted:
     try:
         yield
     except BaseException:
-        said = read_status(store, key) or {}
-        if (said.get("bootstrap"), said.get("run")) == (PREPARED, run):  # another run may have begun
-            forget(store, key)
+        forget_said(store, table.table_id, bootstrap=PREPARED, run=run)
         raise
+
+
+def forget_said(store: ObjectStore, table_id: str, **said: str) -> None:
+    """Remove the status of a table's bootstrap if it says this, and not what another run says that has begun since."""
+    status = read_status(store, f"{BOOTSTRAPS}{table_id}") or {}
+    if said.items() <= status.items():
+        forget(store, f"{BOOTSTRAPS}{table_id}")
 
 
 def forget_preparations(store: ObjectStore, tables: Collection[str]) -> None:

@@ -13,6 +13,7 @@ import json
 import secrets
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
@@ -41,7 +42,7 @@ from ringsync.sources.scan.scan import scan_query, scan_session
 from ringsync.state import bootstrap as states
 from ringsync.status import BOOTSTRAPS, forget
 from ringsync.steps.application import Application, ExitCode, Report, StepError
-from ringsync.steps.bootstrap.copied_gap import note_before_copy, said_before_cdc
+from ringsync.steps.bootstrap.copied_gap import note_before_copy, said_to_be_prepared
 from ringsync.steps.bootstrap.emptied import asked_nodes, why_not_emptied
 from ringsync.steps.bootstrap.enable_cdc import enable_cdc
 from ringsync.steps.bootstrap.enable_scylla_cdc import enable_scylla_cdc
@@ -169,7 +170,7 @@ def prepare_table(preparation: Preparation, name: TableName) -> tuple[Report, Ex
     size, before = expected_bytes(session, scan, forecast), " and tables before it" if preparation.tables > 1 else ""
     with preparation.space.kept(lake_bytes(size)) as needed:
         check_space(store, f"{scan.table.full_name}{before}", needed, "set store.url to another place")
-        with said_before_cdc(store, scan.table, application.run, wanted=not options.dry_run and options.enable_cdc):
+        with nullcontext() if options.dry_run else said_to_be_prepared(store, scan.table, application.run):
             return plan_table(preparation, name, scan, forecast, size)
 
 

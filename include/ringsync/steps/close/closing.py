@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from ringsync.config.sync import Sync
 from ringsync.ledger.database import CDC_LOGS
 from ringsync.ring.ring import Host
 from ringsync.status import STALE_AFTER_S, Status, age_s
-from ringsync.steps.sync_plan import SyncPlan
+
+if TYPE_CHECKING:  # whoever looks at statuses needs neither driver nor kernels
+    from ringsync.config.sync import Sync
+    from ringsync.steps.sync_plan import SyncPlan
 
 ALL_LOGS = "the CDC logs"
 """In place of a node's address in ``Progress.unread``: Scylla's logs belong to no node."""
