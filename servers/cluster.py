@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from cassandra import ConsistencyLevel, Unavailable
+from cassandra.auth import PlainTextAuthProvider
 from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile, NoHostAvailable
 from cassandra.query import SimpleStatement
 
 from servers import ServerError
-from servers.cassandra import CassandraNode, NodeSettings
+from servers.cassandra import SUPERUSER, CassandraNode, NodeSettings
 from servers.ports import free_port
 
 ACQUAINTED_SECONDS = 60
@@ -100,16 +101,20 @@ def _why_not_all_answer(node: CassandraNode) -> str | None:
 @contextmanager
 def connected(nodes: Sequence[CassandraNode], consistency_level: int, timeout_s: float = 20) -> Iterator[Any]:
     """
-    Yield a session whose statements have a consistency level.
+    Yield a session whose statements have a consistency level; as the superuser, if there are roles.
 
     :param nodes: nodes of one cluster, all with the same port.
     :param consistency_level: a value of `cassandra.ConsistencyLevel`.
     :param timeout_s: seconds until a request is given up.
     """
     profile = ExecutionProfile(consistency_level=consistency_level, request_timeout=timeout_s)
-    points = [node.contact_point for node in nodes]
+    with_password = nodes[0].settings.authenticator == "password"
     cluster = Cluster(
-        points, port=nodes[0].port, protocol_version=5, execution_profiles={EXEC_PROFILE_DEFAULT: profile}
+        [node.contact_point for node in nodes],
+        port=nodes[0].port,
+        protocol_version=5,
+        auth_provider=PlainTextAuthProvider(*SUPERUSER) if with_password else None,
+        execution_profiles={EXEC_PROFILE_DEFAULT: profile},
     )
     try:
         yield cluster.connect()

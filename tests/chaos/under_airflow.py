@@ -135,6 +135,7 @@ def started(
     jars: Sequence[str] = ("delta",),
     modules: Mapping[str, str] = {},
     with_kafka: bool = True,
+    heartbeat_s: int = 20,
     **sections: Any,
 ) -> Sync:
     """The sync under Airflow.
@@ -143,6 +144,7 @@ def started(
     :param dags: which to switch on
     :param jars: sets of jars that Spark needs
     :param modules: source of Python modules that tasks can import, by name
+    :param heartbeat_s: so long a task may be silent until Airflow takes it for dead
     :param sections: of the configuration
     """
     broker = KafkaBroker(folder / "kafka", BrokerSettings().on_free_ports(), cache) if with_kafka else None
@@ -162,7 +164,7 @@ def started(
         "RINGSYNC_CONFIG": str(conf),
         "RINGSYNC_SPARK_JARS": ",".join(map(str, wanted)),
         "JDK_JAVA_OPTIONS": lean_java_options(cache, delta),
-        "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "20",
+        "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": str(heartbeat_s),
         "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "5",
     }
     airflow = servers.enter_context(
@@ -188,10 +190,10 @@ def writing(session: Any, workload: Iterator[str]) -> Iterator[None]:
         thread.join()
 
 
-def judge_kafka(sync: Sync, session: Any) -> None:
+def judge_kafka(sync: Sync, session: Any, tables: Sequence[str] = TABLES) -> None:
     """Each message of the file streams is in Kafka, the same under the same event id."""
     assert sync.broker
-    for name in TABLES:
+    for name in tables:
         stream = FileStream(sync.store, data_topic("test", read_table(session, *name.split("."))))
         until(partial(_is_relayed, stream, published(stream), sync.broker.bootstrap))
 
