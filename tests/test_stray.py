@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pyarrow as pa
 import pytest
@@ -16,6 +17,7 @@ from ringsync.cluster.control import LimitsWatch
 from ringsync.cluster.limits import Limits
 from ringsync.ledger import alarms, archive, dropped_tables, error_tries, gaps, proofs, snapshots, staging
 from ringsync.ledger.followed import followed_tables, keep_following
+from ringsync.ledger.left_tables import LeftTable, left_tables, note_left
 from ringsync.ledger.passes import pass_numbers
 from ringsync.ledger.schema_changes import change_numbers
 from ringsync.ledger.table_versions import CdcBegun, names_of_histories, names_of_versions
@@ -23,6 +25,7 @@ from ringsync.ledger.topic_owners import topic_owners
 from ringsync.ledger.tries import list_tries
 from ringsync.ledger.waiting_segments import waiting_keys
 from ringsync.replica.delta_log import log_from_checkpoint
+from ringsync.service import leave
 from ringsync.status import look_at_statuses, read_statuses
 from ringsync.steps.archive.commitlog_archive import Archiver
 from ringsync.steps.bootstrap.leftovers import _unpublished_parts
@@ -60,6 +63,11 @@ OBJECTS: dict[str, Any] = {
     "errors/retry/r1.json": {"id": "r1", "at_ms": 1, "is_put": True, "rows": [], "files": []},
     "errors/taken/r2/x": 1,
     "status/commitlog_stage/default.json": {"at_ms": 1},
+    f"status/bootstrap/{ID}.json": {
+        **{"at_ms": 1, "table": "shop.orders", "table_id": ID, "bootstrap": "b", "run": "r"},
+        **{"step": "scan", "fraction": 0.5},
+    },
+    f"cdc_enabling/{ID}.json": {},
     "archive/nodes/a.json": {"node": "a", "endpoint": "a:9042", "address": "a"},
     "replica/shop/orders/base/_delta_log/00000000000000000000.json": 1,
     "limits/runs/other.json": 1,
@@ -74,6 +82,14 @@ def counted(store: LocalStore) -> int:
 
 def remembered(store: LocalStore) -> list[str]:
     return [node.node for node in Archiver(config(), store, "default", None)._remembered()]
+
+
+def tables_cut_off(store: LocalStore) -> Any:
+    """What ``leave`` switches off though it has no cdc: its switching on was cut off."""
+    table = SimpleNamespace(keyspace="shop", name="orders", full_name="shop.orders", table_id=ID)
+    follows = SimpleNamespace(sync=SimpleNamespace(follows=lambda _: True))
+    with mock.patch.object(leave, "ask_one", return_value=((table,), set())):
+        return leave.tables_with_cdc(None, store, follows)[0]  # type: ignore[arg-type]
 
 
 LISTS: dict[str, Callable[[LocalStore], Any]] = {
@@ -99,6 +115,9 @@ LISTS: dict[str, Callable[[LocalStore], Any]] = {
     "begun": lambda store: (ID in CdcBegun(store), "notes.txt" in CdcBegun(store)),
     "gaps": lambda store: gaps.Gaps(store).look(),
     "verified": gaps._verified,
+    "left": left_tables,
+    "cut off": tables_cut_off,
+    "unfinished": leave._unfinished,
     "dropped": lambda store: dropped_tables.dropped_of(store, "shop", "orders"),
     "snapshots": snapshots.bootstraps_with_snapshots,
     "alarms": lambda store: [*alarms.history(store, 0)],
@@ -126,6 +145,7 @@ def root(tmp_path: Path) -> Path:
     CdcBegun(store).begins(ID, 0)
     gaps.note_gap(store, gaps.Gap("a", "a:9042", SEGMENT, 0, 9, {ID: "shop.orders"}, ()))
     gaps.note_verified(store, ID, 5)
+    note_left(store, ID, LeftTable(5, has_cdc=True))
     dropped_tables.mark_dropped(store, "shop", "orders", ID, 7)
     store.put("snapshots/20260101T000000Z-0123abcd/begun.json", b"{}")
     return tmp_path

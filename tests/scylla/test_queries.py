@@ -6,11 +6,16 @@ import random
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from ringsync.cluster.control import ControlServer
+from ringsync.cluster.generations import Streams
+from ringsync.cluster.scylla import CdcOptions
+from ringsync.config import Config
 from ringsync.config.sections import Scylla
 from ringsync.ring.ranks import RankedRing
 from ringsync.ring.ring import Host
@@ -18,12 +23,17 @@ from ringsync.ring.tokens import TokenRange
 from ringsync.scylla.generations import Generation, StreamRange
 from ringsync.scylla.progress import Position, Rules
 from ringsync.scylla.stream_ids import StreamId
-from ringsync.service.table_checks import tell_load
+from ringsync.service import table_checks
+from ringsync.service.table_checks import check_cdc_logs, tell_load
 from ringsync.sources.cdc_log import STREAMS_AT_ONCE, grouped
+from ringsync.steps import loop
+from ringsync.steps.application import Application
+from ringsync.steps.scylla import scylla_log_stage
 from ringsync.steps.scylla.followed_logs import LONGEST_ROUND_MS, FollowedTable
 from ringsync.steps.scylla.log_task import TableResult
 from ringsync.steps.scylla.log_work import affordable, plan_work
 from ringsync.steps.scylla.scylla_log_stage import CYCLE_S
+from ringsync.storage.local import LocalStore
 from tests.scylla.generations import streams_of
 from tests.scylla_sim.arithmetic import id_of
 
@@ -153,3 +163,61 @@ def test_start_says_what_a_cluster_of_this_size_needs() -> None:
     (warned,) = tell_load(25_600, 1, Scylla())
     assert warned.startswith("warning: 25,600 requests ask the streams of 1 tables once: 51 s at scylla.queries_per_s")
     assert "set it to 1,707" in warned
+
+
+def configured(**scylla: Any) -> Config:
+    document = {"server_name": "s", "cassandra": {"contact_points": ["10.0.0.1"]}, "store": {"url": "/lake"}}
+    return Config.model_validate({**document, "sync": {"exclude": ["shop.left"]}, "scylla": scylla})
+
+
+def test_start_counts_the_requests_of_the_tables_that_are_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables with vnodes share their streams, which are read once; one with tablets has its own, or none yet."""
+    names = [("shop", "orders"), ("shop", "items"), ("shop", "left"), ("tablets", "events"), ("tablets", "new")]
+    rows = [SimpleNamespace(keyspace_name=keyspace, table_name=table) for keyspace, table in names]
+    of_vnodes, of_events = Streams(), Streams(("tablets", "events"))
+    generations = {(of_vnodes, 7): generation(3, 8, 256), (of_events, 9): generation(1, 250, 2)}
+    times = {of_vnodes: [3, 7], of_events: [9]}
+    read: list[Streams] = []
+    monkeypatch.setattr(table_checks, "options_in", lambda _: CdcOptions(enabled=True))
+    monkeypatch.setattr(table_checks, "check_readable", lambda *_: None)
+    monkeypatch.setattr(table_checks, "has_tablets", lambda _, keyspace: keyspace == "tablets")
+    monkeypatch.setattr(table_checks, "vnode_streams", lambda _: of_vnodes)
+    monkeypatch.setattr(table_checks, "read_times", lambda _, streams: times.get(streams, []))
+    monkeypatch.setattr(
+        table_checks,
+        "read_generation",
+        lambda _, streams, time_ms: read.append(streams) or generations[streams, time_ms],
+    )
+    session = SimpleNamespace(execute=lambda _: rows)
+    told = check_cdc_logs(session, configured(queries_per_s=8))
+    assert read == [of_vnodes, of_events]
+    asked = "134 requests ask the streams of 4 tables once: 17 s at scylla.queries_per_s (8)"
+    assert [one for one in told if one.startswith(f"warning: {asked}, so changes come that much later")]
+    assert f"{asked.replace('17', '1').replace('(8)', '(100)')}" in check_cdc_logs(
+        session, configured(queries_per_s=100)
+    )
+
+
+class Served(Exception):
+    """The loop has a server that gives permits."""
+
+
+class Server(ControlServer):
+    """A server that only says that it is made."""
+
+    def __enter__(self) -> ControlServer:
+        raise Served(self)
+
+
+def test_the_loop_asks_as_often_as_is_configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spark = SimpleNamespace(sparkContext=None)
+    monkeypatch.setattr("ringsync.replica.session.spark_session", lambda *_: spark)
+    for name in ("start_workers", "connect_patiently"):
+        monkeypatch.setattr(loop, name, lambda *_: None)
+    for name, told in {"is_scylla": True, "create_state": None, "driver_host": "127.0.0.1"}.items():
+        monkeypatch.setattr(scylla_log_stage, name, lambda *_, told=told: told)
+    monkeypatch.setattr(scylla_log_stage, "ControlServer", Server)
+    given: Any = (configured(queries_per_s=50), LocalStore(tmp_path), None, "run", SimpleNamespace(until=None))
+    with pytest.raises(Served) as caught:
+        scylla_log_stage.run(Application("scylla_log_stage", "conf", *given))
+    assert caught.value.args[0].limiter._request_price == 1 / 50

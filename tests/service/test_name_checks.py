@@ -1,12 +1,15 @@
 """Names and logins of the configuration, before anything is started."""
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from ringsync.cluster.scylla import CdcOptions
 from ringsync.cluster.session import no_datacenter
 from ringsync.config import Config
+from ringsync.service import checks, table_checks
 from ringsync.service.name_checks import check_logins, check_nodes
 from ringsync.service.table_checks import CheckError, check_topics
 
@@ -104,6 +107,28 @@ def test_topics_that_kafka_takes_for_one(tables: list[str], topic_name: dict[str
         check_topics(tables, config)
     assert message in str(caught.value)
     assert "kafka.topic_name: {" in str(caught.value)
+
+
+@pytest.mark.parametrize("of_scylla", [False, True])
+def test_start_refuses_topics_that_kafka_takes_for_one(monkeypatch: pytest.MonkeyPatch, of_scylla: bool) -> None:
+    """Of two tables that are followed; what else is checked is well."""
+    names = [("shop", "eu_orders"), ("shop_eu", "orders"), ("shop", "plain")]
+    cdc = [SimpleNamespace(keyspace_name=keyspace, table_name=name, cdc=name != "plain") for keyspace, name in names]
+    cluster = SimpleNamespace(metadata=SimpleNamespace(all_hosts=list))
+    session = SimpleNamespace(execute=lambda _: cdc, cluster=cluster)
+    monkeypatch.setattr(checks, "_asked", lambda _: nullcontext(session))
+    monkeypatch.setattr(checks, "is_scylla", lambda _: of_scylla)
+    monkeypatch.setattr(checks, "read_tables", lambda _: SimpleNamespace(tables=[]))
+    for name in ("read_nodes", "judge_nodes", "check_permitted"):
+        monkeypatch.setattr(checks, name, lambda *_: [])
+    for module in (checks, table_checks):
+        monkeypatch.setattr(module, "check_readable", lambda *_: None)
+    monkeypatch.setattr(table_checks, "options_in", lambda row: CdcOptions(enabled=row.cdc))
+    monkeypatch.setattr(table_checks, "requests_of_a_round", lambda *_: 0)
+    with pytest.raises(CheckError, match="which Kafka takes for one"):
+        checks.check_cluster(configured(kafka=BROKERS))
+    told = checks.check_cluster(configured(kafka=BROKERS, sync={"exclude": ["shop_eu.*"]}))
+    assert "tables that are followed: shop.eu_orders" in told
 
 
 @pytest.mark.parametrize("topic", ["x", "s", "s.a.d", "s_a_d", "s_a.d", "s.a_d-00c0ffee.e", "s.a.c"])

@@ -87,6 +87,28 @@ def test_a_node_that_cannot_be_looked_at_hides_nothing_that_was_archived(
     assert "nowhere" in (read_status(store, "commitlog_archive/default") or {})["nodes"]["b"]["error"]
 
 
+@pytest.mark.parametrize("queue", ["default", "other"])
+def test_an_archive_clears_away_what_its_queue_has_to(
+    raw: Path, store: LocalStore, monkeypatch: pytest.MonkeyPatch, queue: str
+) -> None:
+    """Old snapshots of its own nodes; what uploads have left, one queue for all."""
+    fill(raw, 1, megabytes=0)
+    settings, of, cleared, tidied = config(poll_interval_ms=1), list[str](), list[str](), list[str]()
+    settings.sync.run_s = 0.01
+
+    def clears_aside(_: object, __: object, queue: str) -> SimpleNamespace:
+        of.append(queue)
+        return SimpleNamespace(clear=lambda: cleared.append(queue))
+
+    monkeypatch.setattr(commitlog_archive, "_Cluster", lambda _: Nodes({"a": raw}))
+    monkeypatch.setattr(commitlog_archive, "ClearsAside", clears_aside)
+    monkeypatch.setattr(Archiver, "tidy_aside", lambda _: tidied.append(queue))
+    given = (settings, store, None, "run", SimpleNamespace(queue=queue))
+    commitlog_archive.run(Application("commitlog_archive", "conf", *given))  # type: ignore[arg-type]
+    assert (of, set(cleared)) == ([queue], {queue})
+    assert bool(tidied) == (queue == "default")
+
+
 def test_a_turn_at_the_configured_speed_is_no_standstill(
     raw: Path, store: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

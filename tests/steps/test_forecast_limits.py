@@ -28,6 +28,7 @@ def test_the_forecast_keeps_the_limits(tmp_path: Path, monkeypatch: pytest.Monke
         permits = given[4]
         assert 16 * place_rows / 5.0 < 60, "and they are few, or it takes hours"
         assert not whole_first
+        assert beginning_rows == 32, "large partitions are not met unawares"
         granted.extend(permits.ask(1000, wait=False) for _ in range(6))
         return "forecast"
 
@@ -42,7 +43,7 @@ def test_the_forecast_keeps_the_limits(tmp_path: Path, monkeypatch: pytest.Monke
         selection=SimpleNamespace(where=None),
         now=0,
         splits=(),
-        beginning_rows=0,
+        beginning_rows=32,
     )
     assert prepare.read_a_little(config, store, plan) == "forecast"
     assert sum(rows or 0 for rows in granted) < 10

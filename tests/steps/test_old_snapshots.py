@@ -26,8 +26,9 @@ from ringsync.ledger.snapshots import (
 from ringsync.ring.ring import Host, Replication, RingSnapshot
 from ringsync.ring.tokens import WHOLE_RING
 from ringsync.state.bootstrap import CANCELLED, COMPLETED, PUBLISHING, SCANNING, Bootstrap
+from ringsync.steps.bootstrap import old_snapshots
 from ringsync.steps.bootstrap.node_snapshot import Node, tag_of
-from ringsync.steps.bootstrap.old_snapshots import clear_node, clear_old
+from ringsync.steps.bootstrap.old_snapshots import ClearsAside, clear_node, clear_old
 from ringsync.steps.bootstrap.snapshot import Wanted, snapshot_node, snapshots_to_read
 from ringsync.storage.local import LocalStore
 from ringsync.storage.port import Stat
@@ -279,3 +280,16 @@ def test_a_link_is_no_snapshot(world: World, node: Node, tmp_path: Path) -> None
     (folder / tag_of(id_of(50), HOST.id)).symlink_to(elsewhere)
     assert clear_on(world, node) == 0
     assert elsewhere.is_dir()
+
+
+@pytest.mark.parametrize("queue", ["default", "other"])
+def test_one_queue_removes_the_copies_for_all(world: World, monkeypatch: pytest.MonkeyPatch, queue: str) -> None:
+    """Each looks at the snapshots of its own nodes, now and then."""
+    cleared: list[dict[str, Any]] = []
+    monkeypatch.setattr(old_snapshots, "connect", lambda _: None)
+    monkeypatch.setattr(old_snapshots, "clear_old", lambda *_, **given: cleared.append(given))
+    clears = ClearsAside(world.config, world.store, queue)
+    for _ in range(3):
+        clears.clear()
+        clears._aside.is_done(10.0)
+    assert cleared == [{"queue": queue, "copies": queue == "default"}]

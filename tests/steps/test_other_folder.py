@@ -12,6 +12,7 @@ from ringsync.compiled.arrow import integers
 from ringsync.ledger.staging import Bucket
 from ringsync.ring.ranks import ranked
 from ringsync.steps.stage.claims import not_its_own
+from ringsync.steps.stage.node_log import NodeLog
 from ringsync.steps.stage.staged_files import Destination, StagedFiles, StagedTable, Windows
 from ringsync.storage.local import LocalStore
 from tests.steps.late_files import Write, change_rows
@@ -51,3 +52,15 @@ def test_a_node_s_own_log_is_its_own(tmp_path: Path, node: str) -> None:
     assert not_its_own(Path("/raw"), own) is None
     assert not_its_own(Path("/raw"), own + Counter(foreign=own["staged"] // 3)) is None, "token ranges have moved"
     assert counts(tmp_path, "gone", node)["foreign"] == 0, "a node that has left replicates nothing"
+
+
+def test_the_status_of_a_node_tells_it() -> None:
+    log = NodeLog("n0", "n0:9042", Path("/raw"))
+    log.counts.update(staged=1000, foreign=400)
+    assert log.status()["error"] is None
+    log.counts.update(foreign=300)
+    status = log.status()
+    assert status["error"] == not_its_own(log.folder, log.counts)
+    assert "700 of 1,000 rows in /raw" in status["error"]
+    log.error = "the folder cannot be read"
+    assert log.status()["error"] == log.error, "what stops all else is told first"

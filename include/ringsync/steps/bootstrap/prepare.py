@@ -24,7 +24,7 @@ from ringsync.cluster.generations import clocks
 from ringsync.cluster.limits import Limiter
 from ringsync.cluster.schema import read_table
 from ringsync.cluster.scylla import cdc_column, has_cdc, is_scylla
-from ringsync.cluster.session import connect
+from ringsync.cluster.session import GuardrailError, connect
 from ringsync.cluster.shared import Shared, TableName, Together, read_known_tables
 from ringsync.config import Config
 from ringsync.ledger.layout import check_layout
@@ -166,7 +166,12 @@ def prepare_table(preparation: Preparation, name: TableName) -> tuple[Report, Ex
     check_selection(application, session, scan)
     # The forecast selects: of servers before 5.0 only SSTables tell all times.
     selected = replace(scan, element_times=scan.element_times and mode == TOKEN_RANGE)
-    forecast = read_a_little(config, store, selected, preparation.permits, preparation.tables)
+    try:
+        forecast = read_a_little(config, store, selected, preparation.permits, preparation.tables)
+    except GuardrailError as error:
+        if mode != SSTABLE:  # the scan would be refused, too
+            raise
+        forecast = Unknown(str(error))
     size, before = expected_bytes(session, scan, forecast), " and tables before it" if preparation.tables > 1 else ""
     with preparation.space.kept(lake_bytes(size)) as needed:
         check_space(store, f"{scan.table.full_name}{before}", needed, "set store.url to another place")
