@@ -32,7 +32,7 @@ def prepare_environment(
     try:
         if spark_connection is not None:
             Connection.get(spark_connection)  # the hook would go to YARN silently if it were missing
-        config = load_last_good(config_path())[0] if lasting else load_config(config_path())
+        config = load_last_good(config_path(), waits=True)[0] if lasting else load_config(config_path())
         for connection in config.airflow_connections(*secrets):
             try:
                 os.environ[connection_variable(connection)] = Connection.get(connection).password or ""

@@ -77,6 +77,21 @@ def test_a_wrong_file_is_named_and_the_last_good_one_is_used(
     assert load_last_good(conf)[0].store.url.endswith("/sea")
 
 
+@pytest.mark.parametrize("text", [GOOD.replace("lake", "sea"), "", None])
+def test_a_task_waits_until_the_file_has_settled(
+    home: Path, conf: Path, text: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that began seconds after a change worked by the old configuration to the end of its run."""
+    monkeypatch.setattr(kept, "SETTLED_S", 0.2)
+    write(conf, GOOD)
+    good, _ = load_last_good(conf, waits=True)
+    conf.write_text(text) if text is not None else conf.unlink()
+    assert load_last_good(conf)[0] == good, "who parses a DAG cannot wait"
+    found, wrong = load_last_good(conf, waits=True)
+    assert found == (load_config(conf) if text else good)
+    assert bool(wrong) == (not text)
+
+
 def test_a_file_that_an_editor_is_still_writing_does_not_become_the_last_good_one(home: Path, conf: Path) -> None:
     """Cut off behind a section, it is right by itself."""
     whole = GOOD + "archive: {policy: always}\n"

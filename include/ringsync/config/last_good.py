@@ -20,13 +20,16 @@ SETTLED_S = 5.0
 """So long a file must stay unchanged, s, before it counts."""
 
 
-def load_last_good(path: str | Path) -> tuple[Config, str]:
+def load_last_good(path: str | Path, *, waits: bool = False) -> tuple[Config, str]:
     """Read the configuration, and keep a copy. While the file is wrong, or was changed just now, read the copy.
 
+    :param waits: whether to wait for some seconds while the file changes: a task keeps what it has read for a whole run
     :returns: the configuration, and what is wrong with the file; empty: nothing
     :raises ConfigError: the file is wrong, and there is no good copy
     """
-    copy = _copy_of(path)
+    copy, end_s = _copy_of(path), time.monotonic() + 2 * SETTLED_S
+    while waits and _is_new(path) and time.monotonic() < end_s:
+        time.sleep(SETTLED_S / 25)
     try:
         text = read_config(path)
         config = parse_config(text, path)

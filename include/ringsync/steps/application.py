@@ -111,7 +111,7 @@ def run_application(
     if GATEWAY in os.environ:
         end_with_parent()
     try:
-        config, wrong = load_last_good(arguments.conf) if lasting else (load_config(arguments.conf), "")
+        config, wrong = load_last_good(arguments.conf, waits=True) if lasting else (load_config(arguments.conf), "")
         patterns = parse_table_patterns(arguments.table) if of_table else ()
         common = (name, arguments.conf, config, store_of(config))
         application = Application(*common, None, arguments.run, arguments, patterns, wrong)
