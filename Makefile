@@ -21,7 +21,7 @@ demo-scylla: $(ENVIRONMENT) ## A ScyllaDB table (a stand-in): its CDC log, messa
 	@$(BIN)/python -m examples.scylla.demo
 
 .PHONY: test
-test: $(ENVIRONMENT) ## Lint, types and all tests (real servers, Spark and Airflow): some 40 minutes on two cores
+test: $(ENVIRONMENT) ## Lint, types and all tests (real servers, Spark and Airflow): some 31 minutes on two cores
 	@$(MAKE) --no-print-directory -j 3 lint test-jars kernels spark-classes
 	@# A test that hangs ends its process, which shows where it is.
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder --max-worker-restart 0 \
