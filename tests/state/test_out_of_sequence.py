@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from ringsync.changes.schema import CHANGE_ROWS
-from ringsync.state.out_of_sequence import SHARD_ROWS, OutOfSequence
+from ringsync.state.out_of_sequence import BATCH_BYTES, SHARD_ROWS, OutOfSequence, batches
 from ringsync.state.session import StateSession
 
 pytestmark = pytest.mark.server
@@ -34,6 +34,18 @@ def late_rows(count: int) -> pa.RecordBatch:
     columns["kind"] = pa.array([number % 2 for number in numbers], pa.int8())
     columns["write_time"] = pa.array([1_700_000_000_000_000 + number for number in numbers], pa.int64())
     return pa.RecordBatch.from_pydict(columns, schema=CHANGE_ROWS)
+
+
+def test_no_mutation_is_larger_than_a_node_takes() -> None:
+    """A hundred rows with keys of 64 KB were 13 MB, more than half a segment of 16 MB."""
+    rows = [("file", 0, bytes([number]) * 65_000, bytes(65_000), number) for number in range(100)]
+    cut = [*batches(rows)]
+    assert [row for batch in cut for row in batch] == rows
+    assert max(map(len, cut)) == 8
+    large = ("file", 1, bytes(2 * BATCH_BYTES))
+    assert [*batches([rows[0], large, large])] == [[rows[0]], [large], [large]]
+    assert list(map(len, batches([("file", 0, b"k")] * 250))) == [100, 100, 50]
+    assert [*batches([])] == []
 
 
 def test_from_admission_to_the_end(queue: OutOfSequence, session: Any) -> None:

@@ -10,10 +10,9 @@ All rows of a partition are looked at together. Static columns hold their common
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -26,10 +25,25 @@ from ringsync.state.session import StateSession
 SHARD_ROWS = 5_000
 """Rows of a file in one partition; far fewer than the tombstones at which Cassandra fails a read (100,000)."""
 
-BATCH_ROWS = 100
-"""Rows in one mutation."""
+BATCH_ROWS, BATCH_BYTES = 100, 2**20
+"""Rows in one mutation, and bytes of their keys: a node refuses one of more than half a segment of its commit log."""
 
 _COLUMNS = ("digest", "table_id", "partition_key", "clustering", "kind", "write_time")
+
+
+def batches(rows: Iterable[Sequence[Any]]) -> Iterator[list[Sequence[Any]]]:
+    """Cut rows into mutations, by :data:`BATCH_ROWS` and :data:`BATCH_BYTES`; a row may be larger."""
+    batch: list[Sequence[Any]] = []
+    size = 0
+    for row in rows:
+        width = sum(len(value) for value in row if isinstance(value, bytes))
+        if batch and (len(batch) == BATCH_ROWS or size + width > BATCH_BYTES):
+            yield batch
+            batch, size = [], 0
+        batch.append(row)
+        size += width
+    if batch:
+        yield batch
 
 
 @dataclass(frozen=True)
@@ -83,9 +97,7 @@ class OutOfSequence:
         return tuple(reversed(shards))
 
     def _write_rows(self, cql: str, rows: Iterable[Sequence[Any]]) -> None:
-        remaining = iter(rows)
-        batches = iter(lambda: list(islice(remaining, BATCH_ROWS)), [])
-        self._state.write_all(self._state.batch(cql, batch) for batch in batches)
+        self._state.write_all(self._state.batch(cql, batch) for batch in batches(rows))
 
     def _write_times(self, shard: Shard) -> None:
         cql = (
