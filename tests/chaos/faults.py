@@ -332,6 +332,7 @@ ACTS = (
     ("waiting archive",),
     ("broken yaml", "damaged status", "full disk", "stray object"),
     ("silent archive", "clock ahead", "node down past its hints"),
-    ("planted difference", "masked column", "slow broker"),
+    ("planted difference",),  # its repair waits for all that was archived: what fails meanwhile would fall far behind
+    ("masked column", "slow broker"),
 )
 """What goes wrong at the same time."""
