@@ -198,7 +198,7 @@ def plan_of(
         put_status(store, "cluster", "nodes", status_of(made.hosts, made.down, made.interval, made.hint_window_ms))
     # Another process may have made the next plan meanwhile. Later ones are of a time when the store's clock was ahead.
     last = _key(Bucket(present.end, present.length))
-    kept = [key for key in (*keys, key) if key <= last][-KEPT_PLANS:]
+    kept = [one for one in keys if one <= last][1 - KEPT_PLANS :]  # and what was made now
     for old in set(keys).difference(kept):
         store.delete(old)
     return made
