@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from threading import Event, Thread
+from threading import Event
 from typing import Any
 
 import pytest
@@ -52,6 +52,7 @@ from tests.chaos.faults import (
 )
 from tests.chaos.under_airflow import Sync, judge_kafka, started, until
 from tests.gcs_faults import faulty
+from tests.sync.evolving import in_background
 from tests.sync.judge import judge
 from tests.sync.pipeline import wait_until_drained
 
@@ -255,10 +256,8 @@ def _production(world: World) -> Iterator[None]:
                 world.write(f"INSERT INTO {NOTES} (id, v) VALUES (%s, 'now')", (100 + key,))
             time.sleep(0.5)
 
-    thread = Thread(target=work)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
+    with in_background(work):
+        try:
+            yield
+        finally:
+            ended.set()

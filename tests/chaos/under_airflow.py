@@ -31,6 +31,7 @@ from tests.chaos.applications import PROJECT
 from tests.chaos.processes import command_of, parent_of, running
 from tests.kafka_reading import avro_of, kafka_messages, read_topic
 from tests.streams.outbox import published
+from tests.sync.evolving import in_background
 from tests.sync.pipeline import LOOPS, write_conf
 from tests.sync.scenario import TABLES, modes, write
 
@@ -181,13 +182,11 @@ def started(
 def writing(session: Any, workload: Iterator[str]) -> Iterator[None]:
     """Execute statements while the block lasts."""
     ended = threading.Event()
-    thread = threading.Thread(target=_write_on, args=(session, workload, ended))
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
+    with in_background(partial(_write_on, session, workload, ended)):
+        try:
+            yield
+        finally:
+            ended.set()
 
 
 def judge_kafka(sync: Sync, session: Any, tables: Sequence[str] = TABLES) -> None:
