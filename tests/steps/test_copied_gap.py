@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -19,14 +20,15 @@ from ringsync.service.delays import Limits
 from ringsync.service.health import told_by
 from ringsync.service.problem import Kind
 from ringsync.sources.scan.plan import Selection
-from ringsync.state.bootstrap import CANCELLED, PUBLISHING
+from ringsync.state.bootstrap import CANCELLED, PUBLISHING, SCANNING
 from ringsync.status import ABANDONED_AFTER_S, BOOTSTRAPS, read_statuses
 from ringsync.steps.application import StepError
 from ringsync.steps.bootstrap import cancel as cancelling
 from ringsync.steps.bootstrap import copied_gap, drain, prepare
 from ringsync.steps.bootstrap.cancel import cancel
-from ringsync.steps.bootstrap.copied_gap import note_before_copy, said_to_be_prepared
+from ringsync.steps.bootstrap.copied_gap import note_before_copy, said_before_cdc
 from ringsync.steps.tables import Outcome
+from ringsync.storage.port import UnavailableError
 from tests.steps.test_close import TABLE
 from tests.steps.test_holes import World, come_back, lose_cdc, world  # noqa: F401
 
@@ -77,7 +79,7 @@ def raised(world: World) -> int:  # noqa: F811
 
 def test_a_table_that_is_copied_anew_has_no_gap_at_any_moment(away: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """It was critical between ALTER and plan, and from the end of the copy until it was verified, or for ever."""
-    with said_to_be_prepared(away.store, TABLE, "r1"):
+    with said_before_cdc(away.store, TABLE, "r1"):
         come_back(away)
         away.plan()  # another process looks
         assert (raised(away), len(Gaps(away.store).look())) == (0, 1)
@@ -93,7 +95,7 @@ def test_a_table_that_is_copied_anew_has_no_gap_at_any_moment(away: World, monke
 
 def test_prepare_itself_notes_the_gap_before_it_begins(away: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever notes it later does not know that the copy began after it."""
-    with said_to_be_prepared(away.store, TABLE, "r1"):
+    with said_before_cdc(away.store, TABLE, "r1"):
         come_back(away)
         note_before_copy(away.store, CONFIG, None, TABLE)
         begins(away)
@@ -126,7 +128,7 @@ def test_what_the_copy_may_lack_stays_a_gap(away: World, monkeypatch: pytest.Mon
 
 
 def test_a_preparation_that_fails_hides_no_gap(away: World) -> None:
-    with suppress(ValueError), said_to_be_prepared(away.store, TABLE, "r1"):
+    with suppress(ValueError), said_before_cdc(away.store, TABLE, "r1"):
         come_back(away)
         away.plan()
         raise ValueError
@@ -141,7 +143,7 @@ def test_a_preparation_that_was_killed_is_cancelled(
     """Its alarm is bootstrap-abandoned, which says so: there was nothing to cancel, and the alarm stayed. The table may
     have been dropped. One that was begun a moment ago lives."""
     table = replace(TABLE, name=name)
-    killed = said_to_be_prepared(away.store, table, "r1")
+    killed = said_before_cdc(away.store, table, "r1")
     killed.__enter__()
     assert KEY in read_statuses(away.store)
     state: Any = SimpleNamespace(find=lambda *name: None, session=None)
@@ -157,39 +159,71 @@ def test_a_killed_preparation_is_cancelled_with_the_bootstrap_of_the_table_befor
     away: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The table was created again: only the older bootstrap was ended, and again with each --cancel."""
-    killed = said_to_be_prepared(away.store, TABLE, "r1")
+    killed = said_before_cdc(away.store, TABLE, "r1")
     killed.__enter__()
     assert KEY in read_statuses(away.store)
     monkeypatch.setattr(copied_gap, "time", SimpleNamespace(time=lambda: time.time() + ABANDONED_AFTER_S + 1))
     monkeypatch.setattr(cancelling, "clear_finished", lambda *_: None)
-    older: Any = SimpleNamespace(id="b0", state=CANCELLED, specification='{"table_id": "older"}')
-    done: Any = {"cancel": lambda *_, gone: True, "take_over": lambda *_: None, "session": None}
-    state: Any = SimpleNamespace(find=lambda *name: older, **done)
-    known: Any = SimpleNamespace(by_id=lambda: {"older": None}, unreadable=())
-    monkeypatch.setattr(cancelling, "read_tables", lambda _: known)
-    names = [(TABLE.keyspace, TABLE.name)]
-    assert [*cancel(CONFIG, away.store, state, names, Outcome(alone=True))] == [(names[0], older)]
+    cancelled(away, monkeypatch, "b0", "r0", "older")
     assert KEY not in read_statuses(away.store)
 
 
+def cancelled(world: World, monkeypatch: pytest.MonkeyPatch, bootstrap: str, run: str, table_id: str) -> None:  # noqa: F811
+    """``--cancel`` ends a bootstrap."""
+    specification = json.dumps({"table_id": table_id})
+    latest: Any = SimpleNamespace(id=bootstrap, run=run, state=CANCELLED, specification=specification)
+    done: Any = {"cancel": lambda *_, gone: True, "take_over": lambda *_: None, "session": None}
+    state: Any = SimpleNamespace(find=lambda *name: latest, **done)
+    known: Any = SimpleNamespace(by_id=lambda: {table_id: None}, unreadable=())
+    monkeypatch.setattr(cancelling, "read_tables", lambda _: known)
+    names = [(TABLE.keyspace, TABLE.name)]
+    assert [*cancel(CONFIG, world.store, state, names, Outcome(alone=True))] == [(names[0], latest)]
+
+
+@pytest.mark.parametrize(
+    ("said", "stays"),
+    [("older", False), ("itself", False), ("in preparation", False), ("damaged", False), ("later", True)],
+)
+def test_whatever_was_said_of_what_is_cancelled_goes(
+    away: World, monkeypatch: pytest.MonkeyPatch, said: str, stays: bool
+) -> None:
+    """What an earlier bootstrap had said stayed for ever, since only the word of the latest was removed."""
+    monkeypatch.setattr(cancelling, "clear_finished", lambda *_: None)
+    if said == "in preparation":
+        said_before_cdc(away.store, TABLE, "r1").__enter__()
+    else:
+        prepare.say(away.store, plan_of(), "prepare")
+    if said == "damaged":
+        away.store.put(f"status/{KEY}.json", b"{")
+    bootstrap, run = {"older": ("b2", "r2"), "later": ("b0", "r0")}.get(said, ("b1", "r1"))
+    cancelled(away, monkeypatch, bootstrap, run, TABLE.table_id)
+    assert (away.store.stat(f"status/{KEY}.json") is not None) is stays
+
+
+def test_whatever_ends_a_preparation_once_the_stream_waits_it_is_told(
+    world: World,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An error while leftovers were removed took away what was said: stream, replica and Kafka stood still, untold."""
+    latest: Any = SimpleNamespace(id="b1", state=SCANNING)
+    plan: Any = SimpleNamespace(**vars(plan_of()), topic="t")
+    monkeypatch.setattr(prepare, "begin_pass", lambda *_: mark(world.store, TABLE.table_id, "begin", "b1", 5))
+    monkeypatch.setattr(prepare, "remove_leftovers", lambda *_: (_ for _ in ()).throw(UnavailableError("away")))
+    with pytest.raises(UnavailableError):
+        prepare.begin_stream(world.store, plan, latest, lambda: None)
+    (problem,) = told_by(KEY, read_statuses(world.store)[KEY], Limits(), time.time() + ABANDONED_AFTER_S + 1)
+    assert problem.kind == Kind.BOOTSTRAP_ABANDONED
+
+
 def test_a_preparation_that_fails_since_another_run_has_begun_leaves_what_that_says(away: World) -> None:
-    with suppress(ValueError), said_to_be_prepared(away.store, TABLE, "r1"):
+    with suppress(ValueError), said_before_cdc(away.store, TABLE, "r1"):
         prepare.say(away.store, plan_of(), "scan")
         raise ValueError
     assert read_statuses(away.store)[KEY]["bootstrap"] == "b1"
 
 
-def test_a_preparation_that_was_killed_once_its_bootstrap_has_begun_is_told(world: World) -> None:  # noqa: F811
-    """Its stream waits. It said nothing until all that earlier bootstraps had left was removed."""
-    killed = said_to_be_prepared(world.store, TABLE, "r1")
-    killed.__enter__()
-    mark(world.store, TABLE.table_id, "begin", "b1", world.now_ms)
-    (problem,) = told_by(KEY, read_statuses(world.store)[KEY], Limits(), time.time() + ABANDONED_AFTER_S + 1)
-    assert problem.kind == Kind.BOOTSTRAP_ABANDONED
-
-
 def test_the_status_of_an_unfinished_bootstrap_stays(away: World) -> None:
     prepare.say(away.store, plan_of(), "scan", 0.5)
-    with pytest.raises(ValueError), said_to_be_prepared(away.store, TABLE, "r2"):
+    with pytest.raises(ValueError), said_before_cdc(away.store, TABLE, "r2"):
         raise ValueError
     assert read_statuses(away.store)[KEY]["bootstrap"] == "b1"

@@ -1,8 +1,7 @@
-"""A forecast that the cluster refuses, or that cannot be made, ends no bootstrap that could go on."""
+"""A forecast that cannot be made ends no bootstrap; a scan that would be refused is told before it."""
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -33,12 +32,13 @@ def prepared(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(prepare, "check_selection", lambda *_: None)
     monkeypatch.setattr(prepare, "expected_bytes", lambda *_: 0)
     monkeypatch.setattr(prepare, "check_space", lambda *_: None)
-    monkeypatch.setattr(prepare, "said_to_be_prepared", lambda *_: nullcontext())
     monkeypatch.setattr(prepare, "plan_table", lambda *given: ({"forecast": given[3]}, ExitCode.OK))
 
     def run(mode: str, forecast: Any) -> Any:
         monkeypatch.setattr(prepare, "read_a_little", forecast)
-        options = SimpleNamespace(mode=mode, splits=None, columns=None, token_range=None, where=None, dry_run=False)
+        options = SimpleNamespace(
+            mode=mode, splits=None, columns=None, token_range=None, where=None, dry_run=True, enable_cdc=False
+        )
         application = SimpleNamespace(config=None, options=options, store=None, run="r")
         shared = SimpleNamespace(session=None)
         given: Any = SimpleNamespace(
@@ -53,10 +53,6 @@ def prepared(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def refused(*_: Any) -> Any:
     raise GuardrailError("pages of 5,000 rows are not allowed", "page_size")
-
-
-def test_a_guardrail_that_refuses_the_forecast_ends_no_bootstrap_that_does_not_select(prepared: Any) -> None:
-    assert prepared(SSTABLE, refused) == Unknown("pages of 5,000 rows are not allowed")
 
 
 def test_what_would_refuse_the_scan_too_is_told_before_it(prepared: Any) -> None:

@@ -10,7 +10,7 @@ import json
 import secrets
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from ringsync.cluster.schema import read_tables
 from ringsync.cluster.shared import TableName
@@ -19,8 +19,9 @@ from ringsync.ledger.passes import mark
 from ringsync.ledger.topic_owners import take_topic
 from ringsync.schema.table import Schema, TableSchema
 from ringsync.state.bootstrap import COMPLETED, Bootstrap, BootstrapState
+from ringsync.status import BOOTSTRAPS, forget, read_status
 from ringsync.steps.application import StepError
-from ringsync.steps.bootstrap.copied_gap import forget_preparations, forget_said
+from ringsync.steps.bootstrap.copied_gap import abandoned_bootstraps
 from ringsync.steps.bootstrap.leftovers import remove_leftovers
 from ringsync.steps.bootstrap.old_snapshots import clear_finished
 from ringsync.steps.passes.follow_ups import publish_passes
@@ -38,24 +39,35 @@ def cancel(
     :param outcome: gets the failures; those of a table that is alone are raised, as :func:`cancel_one` does
     :returns: each table with its cancelled bootstrap
     """
-    forget_preparations(store, [*map(text_of, tables)])  # if one was killed, its alarm names this command
-    known = read_tables(state.session)
-    yield from attempts("", tables, lambda name: cancel_one(config, store, state, known, *name), outcome)
+    known, abandoned = read_tables(state.session), abandoned_bootstraps(store, [*map(text_of, tables)])
+
+    def cancel_table(name: TableName) -> Bootstrap:
+        return cancel_one(config, store, state, known, *name, abandoned[text_of(name)])
+
+    yield from attempts("", tables, cancel_table, outcome)
     clear_finished(config, store, state)
 
 
 def cancel_one(
-    config: Config, store: ObjectStore, state: BootstrapState, known: Schema, keyspace: str, name: str
+    config: Config,
+    store: ObjectStore,
+    state: BootstrapState,
+    known: Schema,
+    keyspace: str,
+    name: str,
+    abandoned: Collection[str] = (),
 ) -> Bootstrap:
     """Cancel the unfinished bootstrap of a table.
 
     :param known: all tables, as they were a moment ago
+    :param abandoned: statuses of the table's bootstraps on which nobody works, whose alarm names this command
     :returns: the cancelled bootstrap
     :raises StepError: there is none; the table cannot be read; all of it is copied, and the table is there; another has
         begun meanwhile
     """
     latest = state.find(keyspace, name)
     if latest is None or latest.state == COMPLETED:
+        _forget(store, abandoned)
         raise StepError(f"{keyspace}.{name} has no unfinished bootstrap")
     table_id = str(json.loads(latest.specification)["table_id"])
     # One that is not known was dropped, or has been created since.
@@ -82,8 +94,17 @@ def cancel_one(
                 )
 
         end(config, store, table, latest.id, check)
-    forget_said(store, table_id, bootstrap=latest.id)
+    said = read_status(store, key := f"{BOOTSTRAPS}{table_id}")
+    # Ids begin with their time: what a later one says, or another run that prepares it now, stays.
+    if said is None or said["bootstrap"] <= latest.id or said.get("run") == latest.run:
+        forget(store, key)
+    _forget(store, abandoned)
     return latest
+
+
+def _forget(store: ObjectStore, statuses: Iterable[str]) -> None:
+    for key in statuses:
+        forget(store, key)
 
 
 def end(config: Config, store: ObjectStore, table: TableSchema, bootstrap_id: str, check: Callable[[], None]) -> None:

@@ -32,41 +32,34 @@ PREPARED = "in preparation"
 
 
 @contextmanager
-def said_to_be_prepared(store: ObjectStore, table: TableSchema, run: str) -> Iterator[None]:
-    """Say that a bootstrap is being prepared, and no more if that fails. It is said before the table may get cdc again:
-    others look as soon as it has, and note its gap. If the run is killed once the bootstrap has begun, the stream
-    waits, and this says for what.
-    """
+def said_before_cdc(store: ObjectStore, table: TableSchema, run: str) -> Iterator[None]:
+    """Say that the bootstrap of a table that had cdc is being prepared, and no more if that fails. Others look at the
+    table as soon as it has cdc again, and note its gap."""
     key = f"{BOOTSTRAPS}{table.table_id}"
-    if store.stat(f"status/{key}.json") is not None:
+    if table.table_id not in left_tables(store) or store.stat(f"status/{key}.json") is not None:
         yield
         return
-    status = {"table": table.full_name, "table_id": table.table_id, "bootstrap": PREPARED, "run": run}
-    put_status(store, BOOTSTRAPS.rstrip("/"), table.table_id, {**status, "step": "prepare", "fraction": 0.0})
+    said = {"bootstrap": PREPARED, "run": run}
+    status = {"table": table.full_name, "table_id": table.table_id, **said, "step": "prepare", "fraction": 0.0}
+    put_status(store, BOOTSTRAPS.rstrip("/"), table.table_id, status)
     try:
         yield
     except BaseException:
-        forget_said(store, table.table_id, bootstrap=PREPARED, run=run)
+        if said.items() <= (read_status(store, key) or {}).items():
+            forget(store, key)
         raise
 
 
-def forget_said(store: ObjectStore, table_id: str, **said: str) -> None:
-    """Remove the status of a table's bootstrap if it says this, and not what another run says that has begun since."""
-    status = read_status(store, f"{BOOTSTRAPS}{table_id}") or {}
-    if said.items() <= status.items():
-        forget(store, f"{BOOTSTRAPS}{table_id}")
+def abandoned_bootstraps(store: ObjectStore, tables: Collection[str]) -> dict[str, list[str]]:
+    """List the statuses of bootstraps of tables on which nobody works, by table.
 
-
-def forget_preparations(store: ObjectStore, tables: Collection[str]) -> None:
-    """Say no more that bootstraps of tables are being prepared: those runs were killed, and the tables may be gone.
-    What a bootstrap says stays, and what was said a moment ago.
-
-    :param tables: ``keyspace.name``
+    :param tables: ``keyspace.name``; a table may be gone, or another have its name
     """
+    found: dict[str, list[str]] = {table: [] for table in tables}
     for key, status in read_statuses(store).items():
-        is_prepared = key.startswith(BOOTSTRAPS) and status["bootstrap"] == PREPARED
-        if is_prepared and status["table"] in tables and age_s(status, time.time()) > ABANDONED_AFTER_S:
-            forget(store, key)
+        if key.startswith(BOOTSTRAPS) and status["table"] in found and age_s(status, time.time()) > ABANDONED_AFTER_S:
+            found[status["table"]].append(key)
+    return found
 
 
 def note_before_copy(store: ObjectStore, config: Config, session: Any, table: TableSchema) -> None:

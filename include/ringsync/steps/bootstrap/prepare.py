@@ -24,7 +24,7 @@ from ringsync.cluster.generations import clocks
 from ringsync.cluster.limits import Limiter
 from ringsync.cluster.schema import read_table
 from ringsync.cluster.scylla import cdc_column, has_cdc, is_scylla
-from ringsync.cluster.session import GuardrailError, connect
+from ringsync.cluster.session import connect
 from ringsync.cluster.shared import Shared, TableName, Together, read_known_tables
 from ringsync.config import Config
 from ringsync.ledger.layout import check_layout
@@ -42,7 +42,7 @@ from ringsync.sources.scan.scan import scan_query, scan_session
 from ringsync.state import bootstrap as states
 from ringsync.status import BOOTSTRAPS, forget
 from ringsync.steps.application import Application, ExitCode, Report, StepError
-from ringsync.steps.bootstrap.copied_gap import note_before_copy, said_to_be_prepared
+from ringsync.steps.bootstrap.copied_gap import note_before_copy, said_before_cdc
 from ringsync.steps.bootstrap.emptied import asked_nodes, why_not_emptied
 from ringsync.steps.bootstrap.enable_cdc import enable_cdc
 from ringsync.steps.bootstrap.enable_scylla_cdc import enable_scylla_cdc
@@ -166,16 +166,12 @@ def prepare_table(preparation: Preparation, name: TableName) -> tuple[Report, Ex
     check_selection(application, session, scan)
     # The forecast selects: of servers before 5.0 only SSTables tell all times.
     selected = replace(scan, element_times=scan.element_times and mode == TOKEN_RANGE)
-    try:
-        forecast = read_a_little(config, store, selected, preparation.permits, preparation.tables)
-    except GuardrailError as error:
-        if mode != SSTABLE:  # the scan would be refused, too
-            raise
-        forecast = Unknown(str(error))
+    forecast = read_a_little(config, store, selected, preparation.permits, preparation.tables)
     size, before = expected_bytes(session, scan, forecast), " and tables before it" if preparation.tables > 1 else ""
     with preparation.space.kept(lake_bytes(size)) as needed:
         check_space(store, f"{scan.table.full_name}{before}", needed, "set store.url to another place")
-        with nullcontext() if options.dry_run else said_to_be_prepared(store, scan.table, application.run):
+        is_to_capture = options.enable_cdc and not options.dry_run
+        with said_before_cdc(store, scan.table, application.run) if is_to_capture else nullcontext():
             return plan_table(preparation, name, scan, forecast, size)
 
 
@@ -254,11 +250,7 @@ def plan_table(
     latest = check_not_cancelled(state.find(*name), plan)
     if plan.scan.table.is_selection:  # it belongs to a version of the whole table
         version_of(store, read_table(session, *name))
-    # From here on changes wait in the bootstrap stream, and the new replica will get them.
-    number = begin_pass(store, plan, latest, lambda: check_scanning(state.find(*name), plan))
-    if number:
-        clear_away(store, plan, number)
-    say(store, plan, "prepare")
+    number = begin_stream(store, plan, latest, lambda: check_scanning(state.find(*name), plan))
     report |= {"begin_pass": number, "folder": pass_folder(number)}
     return {**report, "bootstrap": plan.bootstrap.id, "topic": plan.topic}, ExitCode.OK
 
@@ -325,6 +317,19 @@ def check_scanning(latest: states.Bootstrap | None, plan: BootstrapPlan) -> None
     """
     if check_not_cancelled(latest, plan).state != states.SCANNING:
         raise StepError(f"another run has just copied all of {plan.scan.table.full_name}: trigger bootstrap_table")
+
+
+def begin_stream(store: ObjectStore, plan: BootstrapPlan, latest: states.Bootstrap, check: Callable[[], None]) -> int:
+    """Let changes wait in the bootstrap's stream from now on: the new replica will get them. It is said before, so that
+    somebody is told for what they wait, whatever ends this run.
+
+    Arguments and result are those of :func:`begin_pass`.
+    """
+    say(store, plan, "prepare")
+    if number := begin_pass(store, plan, latest, check):
+        clear_away(store, plan, number)
+        say(store, plan, "prepare")
+    return number
 
 
 def begin_pass(store: ObjectStore, plan: BootstrapPlan, latest: states.Bootstrap, check: Callable[[], None]) -> int:
