@@ -75,6 +75,8 @@ def test_tables_that_are_gone_or_have_no_replica_keep_no_gap_open(store: LocalSt
     assert waits_for(store, gap(tables), *with_replica) == ["shop.orders"]
     note_verified(store, ORDERS, 2000)
     assert waits_for(store, gap(tables), *with_replica) is None
+    # Whoever has dropped all of them waits for nothing, and there is nothing to bootstrap.
+    assert waits_for(store, gap({dropped: "shop.dropped"}), "shop.dropped") is None
     # Where there is nothing to verify, somebody has to take note of the gap.
     alone = gap({plain: "shop.plain"})
     assert waits_for(store, alone) == []

@@ -169,6 +169,18 @@ def test_it_leaves_twice(world: World) -> None:
     assert len(world.gaps()) == 2
 
 
+def test_it_leaves_twice_while_nothing_more_is_captured(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node is down: all is captured until the same moment each time. The second gap was lost in the first."""
+    monkeypatch.setattr(holes, "_captured_until_ms", lambda *_: 5)
+    for _ in range(2):
+        world.plan(2)
+        lose_cdc(world)
+        world.plan(5)
+        come_back(world)
+        world.plan()
+    assert [problem.text.count("1970-01-01T00:00:00Z") for problem in world.gaps()] == [1, 1]
+
+
 def test_while_it_is_bootstrapped_anew_nobody_is_woken(world: World) -> None:
     world.plan(2)
     lose_cdc(world)

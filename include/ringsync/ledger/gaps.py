@@ -170,10 +170,13 @@ class Judge:
         self._dropped = all_dropped(store)
 
     def unverified(self, gap: Gap) -> list[str] | None:
-        """Return the names of the tables whose replicas were not verified since a gap was found; None: it is over.
+        """Return the names of the tables whose replicas were not verified since a gap was found; None: it is over, or
+        all of its tables were dropped.
 
         Without any verification it is not over, though there be no replica: somebody has to take note of it.
         """
+        if gap.tables and all(self._is_gone(table_id, name) for table_id, name in gap.tables.items()):
+            return None
         since = {table_id for table_id in gap.tables if self._verified_ms.get(table_id, 0) > gap.found_ms}
         late = {
             name for table_id, name in gap.tables.items() if table_id not in since and not self._is_gone(table_id, name)
@@ -206,7 +209,7 @@ def close_copied(store: ObjectStore, table_id: str, begun_ms: Callable[[], int])
 
     :param begun_ms: function that finds out when the copy began, ms since the epoch; 0: nobody knows
     """
-    stats = list_named(store, f"{_GAPS}{NOT_FOLLOWED}/", rf"{re.escape(table_id)}-\d+\.json")
+    stats = list_named(store, f"{_GAPS}{NOT_FOLLOWED}/", rf"{re.escape(table_id)}-\d+-\d+\.json")
     began_ms = begun_ms() if stats else 0
     for stat in stats:
         with suppress(ChecksumError, ValueError, TypeError, KeyError):

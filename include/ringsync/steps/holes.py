@@ -119,4 +119,4 @@ def _gap(table_id: str, name: str, left: LeftTable | None, config: Config) -> Ga
     back_ms = int(time.time() * 1000)
     if left is None or left.has_cdc:
         back_ms += int(config.sync.run_s * 1000)
-    return Gap(NOT_FOLLOWED, "", f"{table_id}-{since_ms}", since_ms, back_ms, {table_id: name}, ())
+    return Gap(NOT_FOLLOWED, "", f"{table_id}-{since_ms}-{back_ms}", since_ms, back_ms, {table_id: name}, ())
