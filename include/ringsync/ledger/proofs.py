@@ -158,7 +158,7 @@ def _in_ranges(proof: Proof, count: int) -> Proof:
 
 def due_ranges(proof: Proof | None, base: str, count: int, days: float, now_ms: int) -> tuple[int, ...]:
     """Choose the token ranges to compare now: those compared longest ago, as many as belong to the time since the last
-    choice, and those that were not found equal when they were last compared.
+    choice, and at most as many of those that were not found equal when they were last compared.
 
     :param base: id of the replica's base
     :param count: number of token ranges
@@ -171,8 +171,11 @@ def due_ranges(proof: Proof | None, base: str, count: int, days: float, now_ms: 
     share = min(count, max(1, math.ceil(count * elapsed / days)))
     again = {number for number in range(count) if proof.compared_ms[number] > proof.ranges_ms[number]}
     again |= {*proof.differing}
-    others = sorted({*range(count)} - again, key=lambda number: (proof.compared_ms[number], number))
-    return tuple(sorted({*others[:share], *again}))
+
+    def oldest(numbers: Collection[int]) -> list[int]:
+        return sorted(numbers, key=lambda number: (proof.compared_ms[number], number))[:share]
+
+    return tuple(sorted([*oldest({*range(count)} - again), *oldest(again)]))
 
 
 def get_proof(store: ObjectStore, table_id: str) -> Proof | None:
