@@ -205,7 +205,7 @@ _TEXTS: Form = {_EACH: str}
 _TIMES: Form = {_EACH: _NUMBER}
 _NODE: Form = {
     **{"endpoint": str, "error": str, "refused": str, "clear_at_ms": _NUMBER, "is_read": bool, "up": bool},
-    **{"errors": int, "errors_surplus": int, "backlog_bytes": _NUMBER, "position": int, "records": int, "rows": int},
+    **{"errors": int, "backlog_bytes": _NUMBER, "position": int, "records": int, "rows": int},
     **{"free_bytes": _NUMBER, "total_bytes": _NUMBER, "waiting": int, "archived": int, "late": int},
 }
 _TABLE: Form = {
@@ -227,7 +227,7 @@ _LOOP: Form = {
     **{"nodes": {_EACH: _NODE}, "tables": {_EACH: _TABLE}, "logs": {_EACH: _LOG}, "busy": {"SINCE_MS": _NUMBER}},
     **{"unread": _TEXTS, "unread_since_ms": _TIMES, "left_out": _TEXTS, "others_failed": _TEXTS},
     **{"files_broken": int, "commits_broken": _TEXTS, "rows_homeless": _TIMES, "homeless_since_ms": _TIMES},
-    **{"datacenters_left_out": {_EACH: list}, "empty_generations_ms": list, "errors": int, "errors_surplus": int},
+    **{"datacenters_left_out": {_EACH: list}, "empty_generations_ms": list, "errors": int},
     **{"proofs": {_EACH: _PROOF}},
     **{"waiting": int, "oldest_ms": _NUMBER, "began_ms": _NUMBER, "clear_at_ms": _NUMBER},
     **{"disagreement_since_ms": _NUMBER, "clock_skew_ms": _NUMBER, "watched_ms": _NUMBER},

@@ -69,7 +69,7 @@ STATUSES: dict[str, dict[str, Any]] = {
     "archive_reprocess/archive": {"waiting": 1, "unreadable": ["a/b"], "problems": ["cdc/a is damaged"]},
     "scylla_log_stage/log": {
         **{"logs": {"shop.orders": LOG}, "clear_at_ms": AT_MS, "clock_skew_ms": 3, "generations": 2, "rows": 1},
-        **{"errors": 1, "errors_surplus": 0, "empty_generations_ms": [AT_MS]},
+        **{"errors": 1, "empty_generations_ms": [AT_MS]},
     },
     "replica_verify/proofs": {
         "proofs": {

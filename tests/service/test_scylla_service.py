@@ -47,7 +47,7 @@ LOG = {"until_ms": 955_000, "behind_ms": 44_000, "waiting": 2, "waiting_from_ms"
 LOGS = {
     **{"at_ms": 999_000, "logs": {"shop.orders": LOG}, "clear_at_ms": 955_000, "error": None},
     **{"generations": 3, "empty_generations_ms": [], "clock_skew_ms": 120, "rows": 1234},
-    **{"errors": 0, "errors_surplus": 0},
+    "errors": 0,
 }
 OF_SCYLLA = Expected.of_cdc_logs(["default", "rack-a"])
 LASTING = {"alarms", "replica_verify"}
@@ -141,8 +141,6 @@ def test_the_loop_that_reads_logs_is_expected_and_no_other() -> None:
             "is read only up to what was written 0:06:40 ago",
         ),
         (of_log(until_ms=0, error="x"), Kind.LOG_UNREADABLE, "shop.orders", "is not read: x"),
-        (healthy(errors=1200), Kind.RECORDS_UNDECODABLE, "CDC logs", "1,200 records cannot be decoded"),
-        (healthy(errors_surplus=7), Kind.RECORDS_UNDECODABLE, "CDC logs", "they are in errors/overflow/cdc_logs/ of"),
         (
             *(healthy(empty_generations_ms=[1_635_882_326_384]), Kind.GENERATION_EMPTY, "generation 1635882326384"),
             "the generation of CDC streams of 2021-11-02T19:45:26.384+00:00 has no streams",

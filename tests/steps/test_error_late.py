@@ -23,6 +23,7 @@ from ringsync.ledger.passes import get_pass, pass_numbers
 from ringsync.schema.table import TableSchema
 from ringsync.state.out_of_sequence import OutOfSequence
 from ringsync.state.processor_error import OVERFLOW, ErrorTable
+from ringsync.state.undecodable import with_undecodable
 from ringsync.status import LATE_ROWS, STOP_KEY
 from ringsync.steps.application import Application
 from ringsync.steps.late.late_pass import LatePasses
@@ -87,7 +88,8 @@ def test_withheld_mutations_are_published_once(
     session.execute(f"ALTER TABLE {name} ADD x int")
     session.execute(f"INSERT INTO {name} (id, seq, x) VALUES (1, 4, 44)")
     errors = ErrorTable(session, config.state.keyspace, store, config.sync.max_errors_per_hour)
-    assert errors.put(records, node) == 3
+    errors.put(records, node)
+    assert with_undecodable(store) == [node]
 
     def run(*arguments: str) -> tuple[int, str]:
         code = main(["errors", *arguments, "--conf", conf])
@@ -121,6 +123,7 @@ def test_withheld_mutations_are_published_once(
     code, said = run("retry", "--json")
     assert (code, json.loads(said)["earlier"]) == (0, {"published": 7})
     assert (listed()["records"], store.list(LATE_ROWS), store.list(OVERFLOW)) == (0, [], [])
+    assert with_undecodable(store) == [], "none is left"
 
     said_of = messages(store, table)
     assert len(said_of) == 6
@@ -129,12 +132,15 @@ def test_withheld_mutations_are_published_once(
     assert [one["op"] for one in said_of].count("d") == 1
     # The stage was killed, and has put them once more.
     errors.put(records.slice(0, 2), node)
+    assert with_undecodable(store) == [node]
     code, said = run("retry", "--json")
     assert (code, json.loads(said)["was_published"]) == (0, 2)
+    assert with_undecodable(store) == []
     assert len(messages(store, table)) == 6
 
     damage = pa.RecordBatch.from_pylist([{**first, "raw": None, "reason": "torn", "table_id": None}], ERROR_ROWS)
-    assert errors.put(damage, node) == 1
+    errors.put(damage, node)
+    assert len(store.list(OVERFLOW)) == 1
     code, said = run("discard", node, first["file"], str(first["position"]), "--reason", "repaired", "--yes")
     assert code == 3
     (row,) = (row for _, file in errors.files(node) for row in errors.rows(node, file))

@@ -342,7 +342,7 @@ def break_errors(sync: Sync, patch: pytest.MonkeyPatch) -> Callable[[], None]:
     """A record cannot be decoded, and ``cdc.processor_error`` has no quorum for the node."""
     broken, count = [True], sync.count
 
-    def put(errors: Any, node: str) -> int:
+    def put(errors: Any, node: str) -> None:
         if broken and node == HOST.id:
             raise RuntimeError("cannot achieve consistency level QUORUM")
         return count(errors, node)
@@ -456,12 +456,11 @@ def test_nodes_whose_tries_take_long_do_not_starve_the_others(
     sync.add_errors(monkeypatch)
     tried: list[str] = []
 
-    def put(errors: Any, node: str) -> int:
+    def put(errors: Any, node: str) -> None:
         if node != "well":
             tried.append(node)
             sync.now_s += sum(RETRY_DELAYS_S)
             raise StateError("keyspace cdc could not be used in 9 attempts")
-        return 0
 
     monkeypatch.setattr(sync.stager, "_put_errors", put)
     sync.cycle_once()  # Nobody knows yet who fails.

@@ -56,6 +56,8 @@ def _open(arguments: argparse.Namespace) -> _Place | None:
 def list_errors(arguments: argparse.Namespace, console: Console) -> ExitCode:
     place = _open(arguments)
     solved = sum(one.records for one in place.settling.settle()) if place else 0
+    if place:
+        place.errors.forget_solved()
     groups: list[dict[str, Any]] = []
     records = more = 0
     for group in _groups(place, arguments.node, arguments.reason) if place else ():
@@ -148,6 +150,7 @@ def retry(arguments: argparse.Namespace, console: Console) -> ExitCode:
     retry = Retry(place.store, place.errors, tables, place.settling, tell=tell)
     chosen = Chosen(arguments.node, arguments.file, arguments.reason, arguments.limit)
     report = retry.run(chosen, arguments.timeout)
+    place.errors.forget_solved()
     if arguments.json:
         print(json.dumps(report.document(), indent=2))
     else:
@@ -180,6 +183,7 @@ def discard_chosen(arguments: argparse.Namespace, console: Console) -> ExitCode:
         return ExitCode.FATAL
     rows = (row for key in sorted(there) if (row := place.errors.row(key)) is not None)
     done = discard(place.store, place.errors, rows, getpass.getuser(), arguments.reason)
+    place.errors.forget_solved()
     say(console, f"{done.records:,} records were discarded; what they held is in {', '.join(done.objects)}")
     return ExitCode.OK
 

@@ -12,7 +12,7 @@ from itertools import starmap
 from types import MappingProxyType
 
 from ringsync.airflow_client import DagHealth
-from ringsync.ledger.database import CDC_LOGS
+from ringsync.ledger.proofs import PROOFS
 from ringsync.progress import duration
 from ringsync.service.delays import ARCHIVE_WAITS, Limits, delays
 from ringsync.service.expected import ARCHIVE, SCHEMA, VERIFY_DAG, Expected
@@ -57,14 +57,16 @@ def problems(
     loops = [loop for loop in expected.loops if loop not in damaged or loop in (*lasting, *expected.emptying_loops)]
     told = [problem for loop, status in statuses.items() for problem in told_by(loop, status, limits, now_s)]
     told += starmap(_unreadable, damaged.items())
+    proofs_ms = statuses.get(PROOFS, {}).get("at_ms", 0)
+    of_dags = {dag: [*_of_dag(dag, health, proofs_ms)] for dag, health in dags.items()}
     if stopped:
         return [
             Problem(Kind.SYNC_STOPPED, "sync", f"stopped: {expected.meanwhile} until cdcservice start"),
-            *(problem for dag, health in dags.items() if dag not in expected.dags for problem in _of_dag(dag, health)),
+            *(problem for dag, found in of_dags.items() if dag not in expected.dags for problem in found),
             *_silent(lasting, statuses, expected, now_s),
             *(problem for problem in told if problem.owner in lasting or problem.owner not in (*loops, ARCHIVE_WAITS)),
         ]
-    found = [problem for dag, health in dags.items() for problem in _of_dag(dag, health)]
+    found = [problem for of_dag in of_dags.values() for problem in of_dag]
     found += _silent(loops, statuses, expected, now_s)
     return [*found, *told]
 
@@ -150,10 +152,16 @@ def _has_live_node(loop: str, statuses: Mapping[str, Status]) -> bool:
     return not nodes or not nodes.keys() <= down
 
 
-def _of_dag(dag: str, health: DagHealth) -> Iterator[Problem]:
+def _of_dag(dag: str, health: DagHealth, proofs_ms: int) -> Iterator[Problem]:
+    """Yield what is wrong with a DAG.
+
+    :param proofs_ms: when a verification that came to its end has told what is proved, ms since the epoch
+    """
     if health.paused:
         yield Problem(Kind.DAG_PAUSED, dag, f"DAG {dag} is paused: cdcservice start", f"{_PAUSE}{dag}")
-    if dag == VERIFY_DAG:  # what it has found, or could not judge, is told by the proofs, by whichever run
+    ended = health.ended  # a run that somebody has triggered may name a table that has no replica
+    is_crash = ended is not None and ended.run.startswith("scheduled__") and ended.began_ms > proofs_ms
+    if dag == VERIFY_DAG and not is_crash:  # what it has found, or could not judge, is told by the proofs
         return
     failing = [run for run in (health.run, health.ended) if run is not None and run.state != "success"]
     if health.ended in failing and health.ended is not None:
@@ -248,7 +256,6 @@ def _of_node(loop: str, host: str, node: Status) -> Iterator[Problem]:
     if error := node.get("error"):
         kind = _of_archive(node) if loop.startswith(ARCHIVE) else Kind.NODE_LOG_UNREADABLE
         yield Problem(kind, name, f"{loop}: {name}: {error}")
-    yield from _undecodable(loop, name, node, host)
 
 
 def _unread(told: tuple[str, str]) -> Problem:
@@ -271,25 +278,6 @@ def _of_logs(loop: str, status: Status) -> Iterator[Problem]:
         began = datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds")
         text = f"{loop}: the generation of CDC streams of {began} has no streams: what was written to them is not found"
         yield Problem(Kind.GENERATION_EMPTY, f"generation {time_ms}", text)
-    yield from _undecodable(loop, "CDC logs", status, CDC_LOGS)
-
-
-def _undecodable(loop: str, where: str, counts: Status, node: str) -> Iterator[Problem]:
-    """Yield a problem for records that cannot be decoded.
-
-    :param node: what has them, as the table ``processor_error`` names it
-    """
-    if errors := counts.get("errors"):
-        text = f"{loop}: {where}: {errors:,} records cannot be decoded: cdcservice errors list"
-        yield Problem(Kind.RECORDS_UNDECODABLE, where, text)
-    if surplus := counts.get("errors_surplus"):
-        from ringsync.state.processor_error import OVERFLOW  # it needs the driver, which takes time to import
-
-        text = (
-            f"{loop}: {where}: {surplus:,} records that cannot be decoded are more than "
-            f"sync.max_errors_per_hour: they are in {OVERFLOW}{node}/ of the object store"
-        )
-        yield Problem(Kind.RECORDS_UNDECODABLE, where, text)
 
 
 def _of_archive(node: Status) -> Kind:

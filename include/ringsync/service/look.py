@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 
 from ringsync.airflow_client import AirflowClient, AirflowError, DagHealth
 from ringsync.config import Config, ConfigError
+from ringsync.ledger.database import CDC_LOGS
 from ringsync.ledger.gaps import Gaps
 from ringsync.service.delays import Limits, counted
 from ringsync.service.expected import LOG_STAGE, Expected, expected_in, expected_of
@@ -15,6 +16,7 @@ from ringsync.service.health import judges, problems, told_by
 from ringsync.service.lost import look_for_lost
 from ringsync.service.problem import Kind, Problem
 from ringsync.service.show import status_lines
+from ringsync.state.undecodable import with_undecodable
 from ringsync.status import STOP_KEY, Status, has_left, known_now, look_at_statuses
 from ringsync.storage.port import ChecksumError, ObjectStore
 
@@ -67,7 +69,8 @@ def look(config: Config, store: ObjectStore, now_s: float, gaps: Gaps | None = N
     lost = look_for_lost(store, statuses, gaps or Gaps(store))
     missing = (one.problem(store) for one in lost if one.unverified is not None)
     over = tuple(one.key for one in lost if one.unverified is None)
-    found = (*of_airflow, *database, *clocks, *missing, *wrong)
+    undecodable = map(_undecodable, with_undecodable(store))
+    found = (*of_airflow, *database, *clocks, *missing, *undecodable, *wrong)
     return Look(statuses, dags, stopped, found, judges(*asked, damaged=damaged), over)
 
 
@@ -79,6 +82,12 @@ def _untold(loop: str, status: Status, limits: Limits, now_s: float) -> str:
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return ""
+
+
+def _undecodable(node: str) -> Problem:
+    where = "CDC logs" if node == CDC_LOGS else f"node {node}"
+    text = f"{where}: records could not be decoded, and wait: cdcservice errors list --node {node}"
+    return Problem(Kind.RECORDS_UNDECODABLE, where, text)
 
 
 def _of_clock(host: str, ahead_ms: int) -> Problem:

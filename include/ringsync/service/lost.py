@@ -10,6 +10,7 @@ from typing import Any
 from ringsync.cql.identifiers import parse_table_name
 from ringsync.ledger.database import CDC_LOGS
 from ringsync.ledger.gaps import NOT_FOLLOWED, Followed, Gap, Gaps, Judge
+from ringsync.replica.folders import base_folder
 from ringsync.service.expected import CLOSE
 from ringsync.service.problem import Kind, Problem
 from ringsync.status import BOOTSTRAPS, Status
@@ -75,6 +76,4 @@ def _followed(tables: Mapping[str, Any]) -> Iterator[tuple[str, Followed]]:
 
 def _there(store: ObjectStore, name: str) -> bool:
     """Tell whether there is a replica of a table."""
-    from ringsync.replica.base import base_folder
-
     return bool(store.list(f"{base_folder(*parse_table_name(name))}/_delta_log/"))

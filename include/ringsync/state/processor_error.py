@@ -27,6 +27,7 @@ from cassandra.cluster import Session
 
 from ringsync.formats.commitlog.names import segment_id
 from ringsync.state.session import StateSession
+from ringsync.state.undecodable import forget_undecodable, note_undecodable, with_undecodable
 from ringsync.storage.port import ChecksumError, NotFoundError, ObjectStore
 
 LARGEST_INLINE = 1_000_000
@@ -118,22 +119,20 @@ class ErrorTable:
         self._clock = clock
         self._table = f"{self._state.keyspace}.processor_error"
 
-    def put(self, errors: pa.RecordBatch, node: str) -> int:
+    def put(self, errors: pa.RecordBatch, node: str) -> None:
         """Keep records. Repeating it writes the same rows; if the limit was reached meanwhile, some records may be
         kept twice, in the table and in an object.
 
         :param errors: batch of :data:`ringsync.formats.commitlog.reader.ERROR_ROWS`, with the segment's name as
             ``file``; ``raw`` is null for damaged bytes
         :param node: host id of the node whose log has the records
-        :returns: how many were beyond the limit, and lie in the object store
         :raises UnavailableError: the object store does not take a large mutation
         """
         allowed = self._allow(node, errors.num_rows)
-        surplus: int = errors.num_rows - allowed
-        if surplus:
+        if allowed < errors.num_rows:
             self.put_overflow(errors.slice(allowed), node)
         self._write((node, *row) for row in self._rows(errors.slice(0, allowed), node))
-        return surplus
+        note_undecodable(self._store, node)
 
     def put_overflow(self, errors: pa.RecordBatch, node: str) -> None:
         """Keep records in one object, and one row that names it. Repeating it with the same records changes nothing.
@@ -240,6 +239,15 @@ class ErrorTable:
         """Delete rows. Repeating it is safe. Their objects stay."""
         cql = f"DELETE FROM {self._table} WHERE node = ? AND file = ? AND position = ?"
         self._state.write_all(self._state.bind(cql, (key.node, key.file, key.position)) for key in keys)
+
+    def forget_solved(self) -> None:
+        """Record of which nodes no row is left."""
+        noted = with_undecodable(self._store)
+        solved = [node for node in noted if not self.files(node)]
+        for node in solved:
+            forget_undecodable(self._store, node)
+            if self.files(node):  # put meanwhile, and noted before it was forgotten
+                note_undecodable(self._store, node)
 
 
 def _width(row: Any) -> int:

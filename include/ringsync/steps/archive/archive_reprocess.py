@@ -117,7 +117,7 @@ class Reprocessor:
     application: Application
     session: Any
     context: Any
-    put_errors: Callable[[Any, str], int]
+    put_errors: Callable[[Any, str], None]
     counts: Counter[str] = field(default_factory=Counter)
     left: list[str] = field(default_factory=list)
     logs: list[str] = field(default_factory=list)

@@ -162,7 +162,6 @@ class LogStager:
         self._names: dict[str, str] = {}
         self._looked = False
         self._counts: Counter[str] = Counter()
-        self._surplus = 0
         self._rests_until_ms = 0
 
     def cycle(self) -> None:
@@ -373,7 +372,7 @@ class LogStager:
         errors = pa.concat_batches(found)
         ids = [bytes.fromhex(table_id) for table_id in failed]
         kept = [row not in ids for row in errors["table_id"].to_pylist()]
-        self._surplus += self._errors.put(errors.filter(pa.array(kept, pa.bool_())), CDC_LOGS)
+        self._errors.put(errors.filter(pa.array(kept, pa.bool_())), CDC_LOGS)
 
     def _note_failure(self, table_id: str, kind: Kind, reason: str, took_ms: int = 0) -> None:
         """Note why a table is not read.
@@ -432,11 +431,7 @@ class LogStager:
                 "stands_since_ms": stands_since_ms,
                 "table_id": table_id,
             }
-        counts = {
-            "rows": self._counts["log_read"],
-            "errors": self._counts["log_errors"],
-            "errors_surplus": self._surplus,
-        }
+        counts = {"rows": self._counts["log_read"], "errors": self._counts["log_errors"]}
         ahead_ms = round(self._followed.clocks.ahead_ms)
         seen = {"clear_at_ms": clear_at_ms, "watched_ms": self._watched_ms, "clock_ahead_ms": ahead_ms}
         return {"logs": logs, **seen, **self._followed.status(), **counts}

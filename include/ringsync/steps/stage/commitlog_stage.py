@@ -107,12 +107,11 @@ class Stager:
     """The nodes of one queue, each on its own: a node that fails is tried again later, and holds up no other.
 
     :param context: Spark's
-    :param put_errors: makes records that could not be decoded durable: rows of ``ERROR_ROWS`` and the node's id;
-        returns how many were beyond the limit, and so are in the object store only
+    :param put_errors: makes records that could not be decoded durable: rows of ``ERROR_ROWS`` and the node's id
     """
 
     def __init__(
-        self, application: Application, session: Any, context: Any, put_errors: Callable[[Any, str], int]
+        self, application: Application, session: Any, context: Any, put_errors: Callable[[Any, str], None]
     ) -> None:
         self._config: Config = application.config
         self._store: ObjectStore = application.store
@@ -457,7 +456,7 @@ class Stager:
                 keep_damaged(self._store, part)
                 note_switched_off(self._store, self._cdc_begun(), part.switched_off)
             if undecoded := [decode_rows(part.errors) for part in taken if part.error_count]:
-                log.surplus_errors += self._put_errors(pa.concat_batches(undecoded), log.node)
+                self._put_errors(pa.concat_batches(undecoded), log.node)
         except Exception:
             self._forget(*taken)
             raise

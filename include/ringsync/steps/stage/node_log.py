@@ -77,7 +77,6 @@ class NodeLog:
         what is staged of them
     :ivar folded: segments that were finished long ago
     :ivar doubts: segments that could not be read, by id
-    :ivar surplus_errors: records of this run that cannot be decoded and were beyond ``sync.max_errors_per_hour``
     :ivar backlog: bytes that are synced and not staged
     :ivar clear_at_ms: all that was synced at this moment is staged, but for what cannot be read
     :ivar whole_at_ms: all that was synced at this moment is staged, without exception
@@ -112,7 +111,6 @@ class NodeLog:
     folded: SegmentIds = field(default_factory=SegmentIds)
     doubts: dict[int, Doubt] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
-    surplus_errors: int = 0
     backlog: int = 0
     clear_at_ms: int = 0
     whole_at_ms: int = 0
@@ -449,7 +447,6 @@ class NodeLog:
             "rows": self.counts["rows"],
             "late": self.counts["late"],
             "errors": self.counts["errors"],
-            "errors_surplus": self.surplus_errors,
             "is_read": self.error is None and self.failure is None,
             "empties": self.error is None and self.failure is None and self.refused is None,
             "refused": self.refused,
