@@ -28,7 +28,7 @@ def load_last_good(path: str | Path, *, waits: bool = False) -> tuple[Config, st
     :raises ConfigError: the file is wrong, and there is no good copy
     """
     copy, end_s = _copy_of(path), time.monotonic() + 2 * SETTLED_S
-    while waits and _is_new(path) and time.monotonic() < end_s:
+    while waits and os.path.exists(path) and _is_new(path) and time.monotonic() < end_s:
         time.sleep(SETTLED_S / 25)
     try:
         text = read_config(path)
