@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -37,6 +38,8 @@ from ringsync.steps.bootstrap.enable_cdc import enable_cdc
 from ringsync.storage.local import LocalStore
 from ringsync.wiring import cluster_settings
 from servers.cassandra import CassandraNode
+from tests.chaos.applications import finished_here
+from tests.chaos.bootstraps import prepare
 from tests.oracle import source_rows
 from tests.sources.clusters import settings_of
 from tests.sources.row_key_batches import batch_of, keys_of
@@ -237,6 +240,24 @@ def test_a_mask_that_comes_while_rows_are_read(
         lookups.rows()
     time.sleep(1.1)
     assert lookups.names() == {"Pauline"}
+
+
+@pytest.mark.spark
+def test_verification_and_repair_compare_nothing_masked(
+    spark: Any, root: Any, config: Callable[..., Config], tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    config()
+    conf, table = tmp_path / "ringsync.yaml", "shop.people"
+    prepare(conf, table, "people", splits=1)
+    assert [finished_here(name, conf, table, "people") for name in ("bootstrap_scan", "bootstrap_drain")] == [0, 0]
+    request.getfixturevalue("masked")
+    for run, *options in (("verify",), ("repair", "--repair")):
+        assert finished_here("replica_verify", conf, table, run, *options) != 0
+        report = json.loads((tmp_path / f"lake/reports/replica_verify/{run}.json").read_text())
+        assert "GRANT UNMASK ON TABLE" in report["error"]
+    root.execute("GRANT UNMASK ON TABLE shop.people TO reader")
+    time.sleep(1.1)
+    assert finished_here("replica_verify", conf, table, "unmasked") == 0
 
 
 @pytest.fixture
