@@ -21,8 +21,8 @@ from sync_loops import LOOPS, SERVER, Loops, write_conf
 from sync_writer import KEYSPACE, TABLES, creation, rows_before, table_of
 
 from ringsync.orchestration import BOOTSTRAP_DRAIN, BOOTSTRAP_PREPARE, BOOTSTRAP_SCAN
-from ringsync.replica.base import changes_folder
 from ringsync.replica.changes import SYNC
+from ringsync.replica.folders import changes_folder
 from ringsync.storage.local import LocalStore
 from ringsync.streams.files import FileStream
 from servers import ServerError, last_lines

@@ -17,7 +17,9 @@ from ringsync.cli import code_of, main, parser
 from ringsync.cluster.control import get_limits
 from ringsync.cluster.limits import Limits
 from ringsync.config import load_config
+from ringsync.ledger.gaps import NOT_FOLLOWED, Gap, note_gap
 from ringsync.service.runs import Run, report_end
+from ringsync.state.undecodable import note_undecodable
 from ringsync.status import STOP_KEY
 from ringsync.storage.port import ObjectStore
 from ringsync.wiring import store_of
@@ -139,6 +141,10 @@ def test_help_needs_no_library() -> None:
 
 @pytest.mark.parametrize("command", ["status", "alarms", "limits"])
 def test_a_look_at_the_store_needs_neither_kernels_nor_driver(configuration: Path, command: str) -> None:
+    """Also while something is wrong."""
+    store = store_of(load_config(configuration))
+    note_gap(store, Gap(NOT_FOLLOWED, "", "0-0-1", 0, 1, {"0": "shop.orders"}, ()))
+    note_undecodable(store, "4e5d")
     loaded = libraries_after([[command, "--conf", str(configuration)]])
     assert "pydantic" in loaded
     assert not loaded & (set(HEAVY) - {"pydantic", "requests"})

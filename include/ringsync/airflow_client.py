@@ -51,14 +51,12 @@ class RunState:
     """A DAG run and its tasks, in the order in which they started; tasks that have not started come last.
 
     :ivar state: ``queued``, ``running``, ``success`` or ``failed``
-    :ivar began_ms: when it began, ms since the epoch; 0: it has not
     """
 
     dag: str
     run: str
     state: str
     tasks: tuple[TaskState, ...]
-    began_ms: int = 0
 
     @property
     def finished(self) -> bool:
@@ -353,8 +351,7 @@ def _run_state(run: Mapping[str, Any], tasks: Iterable[Mapping[str, Any]]) -> Ru
     states = [
         TaskState(task["task_id"], task["state"] or "waiting", task["try_number"], task["duration"]) for task in ordered
     ]
-    began = datetime.fromisoformat(run["start_date"]).timestamp() if run.get("start_date") else 0
-    return RunState(run["dag_id"], run["dag_run_id"], run["state"], tuple(states), int(began * 1000))
+    return RunState(run["dag_id"], run["dag_run_id"], run["state"], tuple(states))
 
 
 class _ConflictError(AirflowError):

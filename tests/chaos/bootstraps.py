@@ -17,7 +17,7 @@ from ringsync.cluster.schema import read_table
 from ringsync.cluster.session import connect
 from ringsync.config import load_config
 from ringsync.progress import Progress, read_progress
-from ringsync.replica.base import base_folder
+from ringsync.replica.folders import base_folder
 from ringsync.schema.table import TableSchema
 from ringsync.steps.application import Application, ExitCode
 from ringsync.steps.bootstrap import prepare as bootstrap_prepare

@@ -21,8 +21,8 @@ from ringsync.airflow_client import AirflowError
 from ringsync.cli import main
 from ringsync.ledger.alarms import Alarm
 from ringsync.ledger.waiting_segments import waiting
-from ringsync.replica.base import base_folder
 from ringsync.replica.delta_log import read_snapshot, remove
+from ringsync.replica.folders import base_folder
 from ringsync.service.expected import SCHEMA
 from ringsync.storage.gcs import GcsStore
 from tests.chaos.processes import running

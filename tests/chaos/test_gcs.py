@@ -18,8 +18,8 @@ from cassandra import ConsistencyLevel
 
 from ringsync.config import load_config
 from ringsync.orchestration import SparkApplication
-from ringsync.replica.base import base_folder
 from ringsync.replica.delta_log import read_snapshot, remove
+from ringsync.replica.folders import base_folder
 from ringsync.steps.application import ExitCode
 from ringsync.storage.gcs import GcsStore
 from ringsync.storage.local import LocalStore

@@ -16,7 +16,7 @@ from cassandra.concurrent import execute_concurrent_with_args
 from ringsync.cli import main
 from ringsync.cluster.schema import read_table
 from ringsync.config import load_config
-from ringsync.replica.base import base_folder
+from ringsync.replica.folders import base_folder
 from ringsync.state.session import StateSession
 from ringsync.status import BOOTSTRAPS, read_statuses
 from ringsync.steps.application import ExitCode

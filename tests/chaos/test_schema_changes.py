@@ -27,8 +27,8 @@ from pyspark.errors import AnalysisException
 from ringsync.avro.mapping import without_logical_types
 from ringsync.cluster.schema import read_table
 from ringsync.ledger.table_versions import as_recorded
-from ringsync.replica.base import base_folder, changes_folder, replica_folder
 from ringsync.replica.errors import SchemaChangedError
+from ringsync.replica.folders import base_folder, changes_folder, replica_folder
 from ringsync.replica.view import register_live_view
 from ringsync.schema.table import TableSchema
 from ringsync.steps.application import ExitCode

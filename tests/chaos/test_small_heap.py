@@ -21,8 +21,8 @@ from ringsync.cluster.limits import Limiter
 from ringsync.cluster.schema import read_table
 from ringsync.cluster.session import close_all, connect
 from ringsync.config import Config, load_config
-from ringsync.replica.base import base_folder
 from ringsync.replica.delta_log import read_snapshot, remove
+from ringsync.replica.folders import base_folder
 from ringsync.ring.ranks import ranked
 from ringsync.sources.cassandra_table import read_split
 from ringsync.sources.lookup.read import read_rows

@@ -14,7 +14,7 @@ import pytest
 from cassandra import ConsistencyLevel, OperationTimedOut, ReadFailure, ReadTimeout
 
 from ringsync.config import load_config
-from ringsync.replica.base import base_folder
+from ringsync.replica.folders import base_folder
 from ringsync.steps.application import ExitCode
 from ringsync.steps.bootstrap.plan import load_plan
 from ringsync.streams.files import FileStream

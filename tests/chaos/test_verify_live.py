@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from ringsync.cluster.schema import read_table
-from ringsync.replica.base import base_folder
+from ringsync.replica.folders import base_folder
 from ringsync.service.expected import Expected
 from ringsync.service.health import problems
 from ringsync.service.problem import Kind

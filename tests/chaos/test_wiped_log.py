@@ -17,7 +17,7 @@ from cassandra import ConsistencyLevel
 from ringsync.cluster.schema import read_table
 from ringsync.config import load_config
 from ringsync.ledger.gaps import close_gap
-from ringsync.replica.base import base_folder, changes_folder
+from ringsync.replica.folders import base_folder, changes_folder
 from ringsync.service.look import look
 from ringsync.service.problem import Kind
 from ringsync.status import read_status

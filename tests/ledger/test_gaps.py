@@ -12,7 +12,7 @@ from uuid import UUID
 
 import pytest
 
-from ringsync.ledger.dropped_tables import mark_dropped
+from ringsync.ledger.dropped_tables import mark_dropped, unmark_dropped
 from ringsync.ledger.gaps import Followed, Gap, Gaps, Judge, close_gap, note_gap, note_verified
 from ringsync.service.lost import look_for_lost
 from ringsync.storage.local import LocalStore
@@ -75,8 +75,6 @@ def test_tables_that_are_gone_or_have_no_replica_keep_no_gap_open(store: LocalSt
     assert waits_for(store, gap(tables), *with_replica) == ["shop.orders"]
     note_verified(store, ORDERS, 2000)
     assert waits_for(store, gap(tables), *with_replica) is None
-    # Whoever has dropped all of them waits for nothing, and there is nothing to bootstrap.
-    assert waits_for(store, gap({dropped: "shop.dropped"}), "shop.dropped") is None
     # Where there is nothing to verify, somebody has to take note of the gap.
     alone = gap({plain: "shop.plain"})
     assert waits_for(store, alone) == []
@@ -140,6 +138,18 @@ def test_a_gap_of_another_form_is_damaged_and_hides_no_other(store: LocalStore, 
     other = gap(BOTH, segment=2)
     store.put(other.key, json.dumps({**asdict(other), **field}).encode())
     assert Gaps(store).look() == {gap(BOTH).key: gap(BOTH), other.key: None}
+
+
+def test_a_gap_whose_tables_were_all_dropped_waits_in_case_they_come_back(store: LocalStore) -> None:
+    """DROP, then CREATE … WITH ID from the snapshot's schema.cql."""
+    note_gap(store, gap(BOTH))
+    for table_id, name in BOTH.items():
+        assert len(look_for_lost(store, {}, Gaps(store))) == 1
+        mark_dropped(store, *name.split("."), table_id, 5)
+    assert look_for_lost(store, {}, Gaps(store)) == []
+    unmark_dropped(store, *BOTH[ORDERS].split("."), ORDERS)
+    (lost,) = look_for_lost(store, {}, Gaps(store))
+    assert lost.unverified is not None
 
 
 @pytest.mark.parametrize("name", ["nonsense", 5, "a.b.c", None])

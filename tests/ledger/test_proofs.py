@@ -144,6 +144,12 @@ def test_differences_are_a_problem_until_a_repair(store: LocalStore) -> None:
     assert told(store, NOON + DAY_MS) == []
 
 
+def test_the_last_run_that_has_compared_what_was_due_is_told_on(store: LocalStore) -> None:
+    for run in ("scheduled__1", ""):
+        tell_proofs(store, DAYS, NOON, run)
+        assert (read_status(store, PROOFS) or {})["due_run"] == "scheduled__1"
+
+
 def test_a_copy_that_nobody_follows_may_differ(store: LocalStore) -> None:
     note_examined(store, examined(NOON, differing=[3], is_followed=False))
     assert told(store, NOON + 99 * DAY_MS) == []

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from ringsync.images.schema import row_image_schema
-from ringsync.replica.base import base_folder, changes_folder, replace_base, replica_folder
+from ringsync.replica.base import replace_base
 from ringsync.replica.changes import VERSION, ReplicaState, append_pass, changes_schema, replica_state
 from ringsync.replica.checksum import CHECKSUM_FIELDS, check_boundaries, partial_checksums, sum_up
 from ringsync.replica.data_files import DataFileWriter
 from ringsync.replica.delta_log import DataFile, read_snapshot
+from ringsync.replica.folders import base_folder, changes_folder, replica_folder
 from ringsync.schema.table import TableSchema
 from ringsync.storage.local import LocalStore
 

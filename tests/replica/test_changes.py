@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, QueryBuilder
 
-from ringsync.replica.base import base_folder, replaced_table
+from ringsync.replica.base import replaced_table
 from ringsync.replica.changes import (
     StaleStateError,
     append_pass,
@@ -22,6 +22,7 @@ from ringsync.replica.changes import (
 )
 from ringsync.replica.delta_log import ConcurrentCommitError, read_snapshot
 from ringsync.replica.errors import ReplicaMismatchError, SchemaChangedError
+from ringsync.replica.folders import base_folder
 from ringsync.schema.table import DroppedColumn
 from ringsync.storage.local import LocalStore
 from tests.replica.bases import NOW_MS, replica_uri, state_of, write_base, write_file, write_pass

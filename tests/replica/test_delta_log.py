@@ -8,7 +8,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import SparkSession
 
-from ringsync.replica.base import base_folder, replace_base
+from ringsync.replica.base import replace_base
 from ringsync.replica.changes import write_checkpoint
 from ringsync.replica.delta_log import (
     ConcurrentCommitError,
@@ -17,6 +17,7 @@ from ringsync.replica.delta_log import (
     log_from_checkpoint,
     read_snapshot,
 )
+from ringsync.replica.folders import base_folder
 from ringsync.replica.table import ReplicaTable
 from ringsync.storage import delta_options, open_store
 from ringsync.storage.local import LocalStore

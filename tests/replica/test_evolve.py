@@ -20,7 +20,6 @@ from ringsync.cql.types import CqlType, ListType, MapType, Native, UserType
 from ringsync.images.live import shown_rows
 from ringsync.images.schema import lake_names, row_image_schema
 from ringsync.replica import evolve
-from ringsync.replica.base import base_folder
 from ringsync.replica.changes import StaleStateError, append_pass
 from ringsync.replica.delta_log import ConcurrentCommitError, DataFile, read_snapshot
 from ringsync.replica.errors import ReplicaMismatchError, ReplicaWaitsError, SchemaChangedError
@@ -31,6 +30,7 @@ from ringsync.replica.evolve import (
     follow_schema,
     rewrite,
 )
+from ringsync.replica.folders import base_folder
 from ringsync.replica.lookup import images_between
 from ringsync.schema.table import Column, ColumnKind, DroppedColumn, TableSchema
 from ringsync.storage.local import LocalStore

@@ -19,9 +19,10 @@ from ringsync.cql.natives import NATIVES
 from ringsync.cql.types import ListType, MapType, Native, TupleType, UserType
 from ringsync.images.digests import canonical
 from ringsync.images.schema import row_image_schema
-from ringsync.replica.base import base_folder, check_same_schema
+from ringsync.replica.base import check_same_schema
 from ringsync.replica.changes import CLOCK_SKEW_US, write_checkpoint
 from ringsync.replica.errors import ReplicaMismatchError
+from ringsync.replica.folders import base_folder
 from ringsync.replica.table import ReplicaTable, token_condition
 from ringsync.schema.table import Column, ColumnKind, TableSchema
 from ringsync.storage.local import LocalStore

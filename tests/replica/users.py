@@ -14,11 +14,12 @@ from deltalake import DeltaTable
 
 from ringsync.images.live import shown_rows
 from ringsync.images.schema import row_image_schema
-from ringsync.replica.base import MERGE, base_folder
+from ringsync.replica.base import MERGE
 from ringsync.replica.changes import forget_merged
 from ringsync.replica.data_files import DataFileWriter
 from ringsync.replica.delta_log import append, read_snapshot, remove
 from ringsync.replica.evolve import follow_schema
+from ringsync.replica.folders import base_folder
 from ringsync.replica.lookup import images_between
 from ringsync.schema.table import TableSchema
 from ringsync.storage.local import LocalStore

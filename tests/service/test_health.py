@@ -278,13 +278,17 @@ def test_stopping_waits_for_what_runs_and_says_so(capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize(
-    ("run", "told_ms", "is_raised"),
-    [("scheduled__2026-11-29", 4_000, True), ("scheduled__2026-11-29", 6_000, False), ("manual__x", 4_000, False)],
+    ("run", "due_run", "is_raised"),
+    [
+        ("scheduled__2026-11-29T00:00:00+00:00", "scheduled__2026-11-28T00:00:00+00:00", True),
+        ("scheduled__2026-11-29T00:00:00+00:00", "scheduled__2026-11-29T00:00:00+00:00", False),
+        ("manual__x", "scheduled__2026-11-28T00:00:00+00:00", False),
+    ],
 )
-def test_a_verification_that_crashes_each_day_is_told(run: str, told_ms: int, is_raised: bool) -> None:
+def test_a_verification_that_crashes_each_day_is_told(run: str, due_run: str, is_raised: bool) -> None:
     """Its failed run says nothing, since it fails for differences, too: it was told after nine days."""
-    failed = RunState("replica_verify", run, "failed", (TaskState("verify", "failed", 1, 1.0),), 5_000)
-    statuses = {**healthy(), "replica_verify/proofs": {"at_ms": told_ms, "proofs": {}}}
+    failed = RunState("replica_verify", run, "failed", (TaskState("verify", "failed", 1, 1.0),))
+    statuses = {**healthy(), "replica_verify/proofs": {"at_ms": 4_000, "due_run": due_run, "proofs": {}}}
     told = found(statuses, {"replica_verify": DagHealth(False, failed, failed)})
     assert ("DAG replica_verify: task verify failed: see its log in Airflow" in told) is is_raised
 

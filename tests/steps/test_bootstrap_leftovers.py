@@ -18,8 +18,8 @@ import pytest
 
 from ringsync.ledger.passes import BootstrapReplacedError, mark, pass_folder
 from ringsync.ledger.table_versions import version_of
-from ringsync.replica.base import base_folder
 from ringsync.replica.delta_log import ConcurrentCommitError, read_snapshot
+from ringsync.replica.folders import base_folder
 from ringsync.schema.table import TableSchema
 from ringsync.state.bootstrap import CANCELLED, PUBLISHING, SCANNING, Bootstrap, CommittedRange, LostOwnershipError
 from ringsync.status import BOOTSTRAPS, read_statuses

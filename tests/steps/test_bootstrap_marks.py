@@ -19,9 +19,9 @@ from ringsync.images.from_changes import row_images_of
 from ringsync.images.schema import row_image_schema
 from ringsync.ledger.passes import BootstrapReplacedError, Pass, get_pass, mark, pass_folder, pass_numbers, put_pass
 from ringsync.ledger.table_versions import version_of
-from ringsync.replica.base import base_folder
 from ringsync.replica.data_files import DataFileWriter
 from ringsync.replica.delta_log import read_snapshot
+from ringsync.replica.folders import base_folder
 from ringsync.ring.tokens import TokenRange
 from ringsync.state.bootstrap import PUBLISHING, SCANNING, Bootstrap, CommittedRange
 from ringsync.steps.application import Application, StepError

@@ -200,6 +200,22 @@ def test_whatever_was_said_of_what_is_cancelled_goes(
     assert (away.store.stat(f"status/{KEY}.json") is not None) is stays
 
 
+def test_what_another_run_says_while_an_abandoned_bootstrap_is_cancelled_stays(
+    away: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare.say(away.store, plan_of(), "scan")
+    aged = SimpleNamespace(time=lambda: time.time() + ABANDONED_AFTER_S + 1)
+    with monkeypatch.context() as later:
+        later.setattr(copied_gap, "time", aged)
+        assert copied_gap.abandoned_bootstraps(away.store, [TABLE.full_name]) == {TABLE.full_name: [KEY]}
+    prepare.say(away.store, plan_of(), "scan")
+    copied_gap.forget_abandoned(away.store, [KEY])
+    assert KEY in read_statuses(away.store)
+    monkeypatch.setattr(copied_gap, "time", aged)
+    copied_gap.forget_abandoned(away.store, [KEY])
+    assert KEY not in read_statuses(away.store)
+
+
 def test_whatever_ends_a_preparation_once_the_stream_waits_it_is_told(
     world: World,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,

@@ -23,9 +23,9 @@ from ringsync.cql.types import Native
 from ringsync.ledger.passes import get_pass, pass_numbers
 from ringsync.ledger.staging import closed_until, put_closed_until
 from ringsync.ledger.table_versions import version_of, versions_of
-from ringsync.replica.base import base_folder
 from ringsync.replica.delta_log import DataFile, read_snapshot, set_schema
 from ringsync.replica.evolve import Piece, RewriteTask, rewrite
+from ringsync.replica.folders import base_folder
 from ringsync.schema.table import Column
 from ringsync.steps.application import Application
 from ringsync.steps.close.bucket_close import Closer

@@ -15,7 +15,7 @@ from ringsync.config import load_config
 from ringsync.ledger.archive import archive_segment
 from ringsync.ledger.gaps import Gaps, note_verified
 from ringsync.ledger.staging import StageCommit, put_commit
-from ringsync.replica.base import base_folder
+from ringsync.replica.folders import base_folder
 from ringsync.schema.table import TableSchema
 from ringsync.service.look import look
 from ringsync.service.problem import Kind

@@ -23,9 +23,9 @@ from ringsync.images.schema import row_image_schema
 from ringsync.ledger.passes import Pass, get_pass, pass_folder, pass_numbers
 from ringsync.ledger.staging import put_closed_until
 from ringsync.ledger.table_versions import version_of
-from ringsync.replica.base import base_folder
 from ringsync.replica.changes import replica_state
 from ringsync.replica.data_files import DataFileWriter
+from ringsync.replica.folders import base_folder
 from ringsync.ring.tokens import TokenRange
 from ringsync.schema.table import Column, TableSchema
 from ringsync.state.bootstrap import CommittedRange

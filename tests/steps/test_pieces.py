@@ -18,7 +18,7 @@ from ringsync.changes.schema import OF_PARTITIONS, STATIC
 from ringsync.images.from_changes import row_images_of
 from ringsync.ledger.passes import pass_folder
 from ringsync.ledger.staging import encode_blocks, encode_rows, rows_key
-from ringsync.replica.base import changes_folder
+from ringsync.replica.folders import changes_folder
 from ringsync.ring.tokens import WHOLE_RING, TokenRange
 from ringsync.steps.close import close_task
 from ringsync.steps.close.agreement import Reading

@@ -24,7 +24,7 @@ from ringsync.cluster.session import connect
 from ringsync.config import load_config
 from ringsync.cql.identifiers import parse_table_patterns
 from ringsync.ledger.snapshots import COPIES, FOLDER
-from ringsync.replica.base import base_folder, changes_folder
+from ringsync.replica.folders import base_folder, changes_folder
 from ringsync.state.bootstrap import BootstrapState
 from ringsync.steps.application import Application, ExitCode, Report, StepError
 from ringsync.steps.bootstrap import drain as bootstrap_drain

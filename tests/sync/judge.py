@@ -16,7 +16,7 @@ from cassandra.protocol import _ProtocolHandler
 from ringsync.cluster.schema import read_table
 from ringsync.config.sync import Sync
 from ringsync.cql.types import ListType
-from ringsync.replica.base import base_folder, changes_folder
+from ringsync.replica.folders import base_folder, changes_folder
 from ringsync.schema.table import TableSchema
 from ringsync.storage.port import ObjectStore
 from ringsync.streams.files import FileStream, data_topic

@@ -170,13 +170,10 @@ class Judge:
         self._dropped = all_dropped(store)
 
     def unverified(self, gap: Gap) -> list[str] | None:
-        """Return the names of the tables whose replicas were not verified since a gap was found; None: it is over, or
-        all of its tables were dropped.
+        """Return the names of the tables whose replicas were not verified since a gap was found; None: it is over.
 
         Without any verification it is not over, though there be no replica: somebody has to take note of it.
         """
-        if gap.tables and all(self._is_gone(table_id, name) for table_id, name in gap.tables.items()):
-            return None
         since = {table_id for table_id in gap.tables if self._verified_ms.get(table_id, 0) > gap.found_ms}
         late = {
             name for table_id, name in gap.tables.items() if table_id not in since and not self._is_gone(table_id, name)
@@ -186,6 +183,11 @@ class Judge:
             waiting = [name for name in sorted(late) if self._is_there(name)]  # one may have been made just now
             return waiting or None
         return waiting
+
+    def are_gone(self, gap: Gap) -> bool:
+        """Tell whether all tables of a gap were dropped: it is no problem, until one of them is created again with its
+        id."""
+        return bool(gap.tables) and all(self._is_gone(table_id, name) for table_id, name in gap.tables.items())
 
     def _is_gone(self, table_id: str, name: str) -> bool:
         """Tell whether a table was dropped: it was found so, or its name is that of a table that was created later."""

@@ -14,6 +14,7 @@ from ringsync.images.schema import lake_names, row_image_schema
 from ringsync.replica.delta_log import DataFile, DeltaSnapshot, replace_all
 from ringsync.replica.errors import ReplicaMismatchError, ReplicaWaitsError, SchemaChangedError
 from ringsync.replica.features import columns_differ, is_on, restored, writer_features
+from ringsync.replica.folders import base_folder
 from ringsync.schema.table import TableSchema
 from ringsync.storage.port import ObjectStore
 
@@ -26,21 +27,6 @@ last commit that replaced or repaired the base. A merge that was prepared for an
 
 _OURS: set[int] = set()
 """Schemas that were compared and are ringsync's: for 100 columns that takes 7 ms."""
-
-
-def replica_folder(keyspace: str, table: str) -> str:
-    """Return the key of the replica's folder in the object store."""
-    return f"replica/{keyspace}/{table}"
-
-
-def changes_folder(keyspace: str, table: str) -> str:
-    """Return the key of the changes table's folder in the object store."""
-    return f"{replica_folder(keyspace, table)}/changes"
-
-
-def base_folder(keyspace: str, table: str) -> str:
-    """Return the key of the base table's folder in the object store."""
-    return f"{replica_folder(keyspace, table)}/base"
 
 
 def transaction_of(bootstrap_id: str) -> str:

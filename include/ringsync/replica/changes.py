@@ -23,16 +23,7 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from ringsync.images.schema import row_image_schema
-from ringsync.replica.base import (
-    MERGE,
-    PROPERTY_PREFIX,
-    base_folder,
-    changes_folder,
-    check_columns,
-    check_same_schema,
-    identity,
-    properties_of,
-)
+from ringsync.replica.base import MERGE, PROPERTY_PREFIX, check_columns, check_same_schema, identity, properties_of
 from ringsync.replica.delta_log import (
     ConcurrentCommitError,
     DataFile,
@@ -46,6 +37,7 @@ from ringsync.replica.delta_log import (
     replace_all,
 )
 from ringsync.replica.features import writer_features
+from ringsync.replica.folders import base_folder, changes_folder
 from ringsync.schema.table import TableSchema
 from ringsync.storage.port import ObjectStore
 

@@ -25,16 +25,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from ringsync.images.conform import conformed_images
 from ringsync.images.schema import lake_names, row_image_schema
-from ringsync.replica.base import (
-    PROPERTY_PREFIX,
-    base_folder,
-    changes_folder,
-    check_columns,
-    check_table_id,
-    identity,
-    properties_of,
-    replace_base,
-)
+from ringsync.replica.base import PROPERTY_PREFIX, check_columns, check_table_id, identity, properties_of, replace_base
 from ringsync.replica.changes import (
     ATTEMPTS,
     VERSION,
@@ -48,6 +39,7 @@ from ringsync.replica.changes import (
 from ringsync.replica.data_files import ROW_GROUP_ROWS, DataFileWriter
 from ringsync.replica.delta_log import ConcurrentCommitError, DataFile, DeltaSnapshot, set_schema
 from ringsync.replica.errors import ReplicaWaitsError, SchemaChangedError
+from ringsync.replica.folders import base_folder, changes_folder
 from ringsync.replica.lookup import images_between
 from ringsync.ring.tokens import WHOLE_RING
 from ringsync.schema.table import TableSchema

@@ -28,7 +28,7 @@ from ringsync.images.live import live_rows
 from ringsync.images.schema import row_image_schema
 from ringsync.images.times import cell_times
 from ringsync.images.to_changes import has_clustering
-from ringsync.replica.base import MERGE, base_folder, changes_folder
+from ringsync.replica.base import MERGE
 from ringsync.replica.changes import (
     VERSION,
     ReplicaState,
@@ -39,6 +39,7 @@ from ringsync.replica.changes import (
 )
 from ringsync.replica.delta_log import DeltaSnapshot, file_rows, read_snapshot
 from ringsync.replica.features import clustering_columns, writer_features
+from ringsync.replica.folders import base_folder, changes_folder
 from ringsync.replica.session import limit_batches
 from ringsync.replica.table import ReplicaTable, conformed, newest_changes
 from ringsync.schema.table import TableSchema

@@ -13,6 +13,7 @@ from types import MappingProxyType
 
 from ringsync.airflow_client import DagHealth
 from ringsync.ledger.proofs import PROOFS
+from ringsync.orchestration import safe_run_id
 from ringsync.progress import duration
 from ringsync.service.delays import ARCHIVE_WAITS, Limits, delays
 from ringsync.service.expected import ARCHIVE, SCHEMA, VERIFY_DAG, Expected
@@ -57,8 +58,8 @@ def problems(
     loops = [loop for loop in expected.loops if loop not in damaged or loop in (*lasting, *expected.emptying_loops)]
     told = [problem for loop, status in statuses.items() for problem in told_by(loop, status, limits, now_s)]
     told += starmap(_unreadable, damaged.items())
-    proofs_ms = statuses.get(PROOFS, {}).get("at_ms", 0)
-    of_dags = {dag: [*_of_dag(dag, health, proofs_ms)] for dag, health in dags.items()}
+    due_run = statuses.get(PROOFS, {}).get("due_run")
+    of_dags = {dag: [*_of_dag(dag, health, due_run)] for dag, health in dags.items()}
     if stopped:
         return [
             Problem(Kind.SYNC_STOPPED, "sync", f"stopped: {expected.meanwhile} until cdcservice start"),
@@ -152,15 +153,15 @@ def _has_live_node(loop: str, statuses: Mapping[str, Status]) -> bool:
     return not nodes or not nodes.keys() <= down
 
 
-def _of_dag(dag: str, health: DagHealth, proofs_ms: int) -> Iterator[Problem]:
+def _of_dag(dag: str, health: DagHealth, due_run: str | None) -> Iterator[Problem]:
     """Yield what is wrong with a DAG.
 
-    :param proofs_ms: when a verification that came to its end has told what is proved, ms since the epoch
+    :param due_run: the last run that came to its end of those that compare what is due; None: none has
     """
     if health.paused:
         yield Problem(Kind.DAG_PAUSED, dag, f"DAG {dag} is paused: cdcservice start", f"{_PAUSE}{dag}")
     ended = health.ended  # a run that somebody has triggered may name a table that has no replica
-    is_crash = ended is not None and ended.run.startswith("scheduled__") and ended.began_ms > proofs_ms
+    is_crash = ended is not None and ended.run.startswith("scheduled__") and safe_run_id(ended.run) != due_run
     if dag == VERIFY_DAG and not is_crash:  # what it has found, or could not judge, is told by the proofs
         return
     failing = [run for run in (health.run, health.ended) if run is not None and run.state != "success"]

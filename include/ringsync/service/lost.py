@@ -47,7 +47,8 @@ class Lost:
 def look_for_lost(store: ObjectStore, statuses: Mapping[str, Status], gaps: Gaps) -> list[Lost]:
     """Return all gaps, also those that are over. The gaps themselves are asked: whoever has found them may be away.
 
-    A gap of a table that was not followed waits while the table is bootstrapped: that copies all of it.
+    A gap of a table that was not followed waits while the table is bootstrapped: that copies all of it. One whose
+    tables were all dropped waits in case they come back.
 
     :raises UnavailableError: the store cannot be used
     """
@@ -59,7 +60,7 @@ def look_for_lost(store: ObjectStore, statuses: Mapping[str, Status], gaps: Gaps
     return [
         Lost(key, gap, () if gap is None else None if (left := judge.unverified(gap)) is None else tuple(left))
         for key, gap in found.items()
-        if gap is None or not _is_bootstrapped(gap, statuses)
+        if gap is None or not (_is_bootstrapped(gap, statuses) or judge.are_gone(gap))
     ]
 
 

@@ -98,10 +98,10 @@ def log_reports(statuses: Mapping[str, Status], before: Mapping[str, int]) -> Wo
     """
     name = LOG_STAGE.partition("/")[2]
     report = statuses.get(LOG_STAGE)
-    if report is not None and "busy" in report:  # what its last cycle told is told again
-        silent = "its first cycle has not ended yet: cdcservice status shows how far it is"
-    elif report is None or report["at_ms"] == before.get(name):
+    if report is None or report["at_ms"] == before.get(name):
         silent = "it has given no sign of life: does the DAG scylla_sync run, with a free slot?"
+    elif "busy" in report:  # what its last cycle told is told again
+        silent = "its first cycle has not ended yet: cdcservice status shows how far it is"
     else:
         silent = str(report.get("error") or "")
     if report is None or silent:

@@ -132,7 +132,8 @@ class ErrorTable:
         if allowed < errors.num_rows:
             self.put_overflow(errors.slice(allowed), node)
         self._write((node, *row) for row in self._rows(errors.slice(0, allowed), node))
-        note_undecodable(self._store, node)
+        if errors.num_rows:
+            note_undecodable(self._store, node)
 
     def put_overflow(self, errors: pa.RecordBatch, node: str) -> None:
         """Keep records in one object, and one row that names it. Repeating it with the same records changes nothing.
@@ -241,13 +242,12 @@ class ErrorTable:
         self._state.write_all(self._state.bind(cql, (key.node, key.file, key.position)) for key in keys)
 
     def forget_solved(self) -> None:
-        """Record of which nodes no row is left."""
-        noted = with_undecodable(self._store)
-        solved = [node for node in noted if not self.files(node)]
-        for node in solved:
+        """Record of which nodes no row is left. Rows that are put meanwhile may be noted before, so they are looked for
+        once more."""
+        for node in {*with_undecodable(self._store)} - {node for node, _ in self.files()}:
             forget_undecodable(self._store, node)
-            if self.files(node):  # put meanwhile, and noted before it was forgotten
-                note_undecodable(self._store, node)
+        for node in {node for node, _ in self.files()} - {*with_undecodable(self._store)}:
+            note_undecodable(self._store, node)
 
 
 def _width(row: Any) -> int:

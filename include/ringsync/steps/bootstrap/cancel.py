@@ -10,7 +10,7 @@ import json
 import secrets
 import socket
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from ringsync.cluster.schema import read_tables
 from ringsync.cluster.shared import TableName
@@ -21,7 +21,7 @@ from ringsync.schema.table import Schema, TableSchema
 from ringsync.state.bootstrap import COMPLETED, Bootstrap, BootstrapState
 from ringsync.status import BOOTSTRAPS, forget, read_status
 from ringsync.steps.application import StepError
-from ringsync.steps.bootstrap.copied_gap import abandoned_bootstraps
+from ringsync.steps.bootstrap.copied_gap import abandoned_bootstraps, forget_abandoned
 from ringsync.steps.bootstrap.leftovers import remove_leftovers
 from ringsync.steps.bootstrap.old_snapshots import clear_finished
 from ringsync.steps.passes.follow_ups import publish_passes
@@ -67,7 +67,7 @@ def cancel_one(
     """
     latest = state.find(keyspace, name)
     if latest is None or latest.state == COMPLETED:
-        _forget(store, abandoned)
+        forget_abandoned(store, abandoned)
         raise StepError(f"{keyspace}.{name} has no unfinished bootstrap")
     table_id = str(json.loads(latest.specification)["table_id"])
     # One that is not known was dropped, or has been created since.
@@ -98,13 +98,8 @@ def cancel_one(
     # Ids begin with their time: what a later one says, or another run that prepares it now, stays.
     if said is None or said["bootstrap"] <= latest.id or said.get("run") == latest.run:
         forget(store, key)
-    _forget(store, abandoned)
+    forget_abandoned(store, abandoned)
     return latest
-
-
-def _forget(store: ObjectStore, statuses: Iterable[str]) -> None:
-    for key in statuses:
-        forget(store, key)
 
 
 def end(config: Config, store: ObjectStore, table: TableSchema, bootstrap_id: str, check: Callable[[], None]) -> None:

@@ -8,7 +8,7 @@ keeps it from being an alarm. If the bootstrap is cancelled, the gap is there.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,7 +21,7 @@ from ringsync.ledger.passes import marks_of_latest, pass_numbers
 from ringsync.ledger.table_versions import CdcBegun
 from ringsync.ring.tokens import fraction
 from ringsync.schema.table import TableSchema
-from ringsync.status import ABANDONED_AFTER_S, BOOTSTRAPS, age_s, forget, read_status, read_statuses
+from ringsync.status import ABANDONED_AFTER_S, BOOTSTRAPS, Status, age_s, forget, read_status, read_statuses
 from ringsync.steps.bootstrap.plan import BootstrapPlan
 from ringsync.steps.holes import note_back
 from ringsync.steps.loop import put_status
@@ -57,9 +57,20 @@ def abandoned_bootstraps(store: ObjectStore, tables: Collection[str]) -> dict[st
     """
     found: dict[str, list[str]] = {table: [] for table in tables}
     for key, status in read_statuses(store).items():
-        if key.startswith(BOOTSTRAPS) and status["table"] in found and age_s(status, time.time()) > ABANDONED_AFTER_S:
+        if key.startswith(BOOTSTRAPS) and status["table"] in found and _is_abandoned(status):
             found[status["table"]].append(key)
     return found
+
+
+def forget_abandoned(store: ObjectStore, keys: Iterable[str]) -> None:
+    """Remove statuses on which nobody has worked since they were listed."""
+    for key in keys:
+        if (status := read_status(store, key)) is not None and _is_abandoned(status):
+            forget(store, key)
+
+
+def _is_abandoned(status: Status) -> bool:
+    return age_s(status, time.time()) > ABANDONED_AFTER_S
 
 
 def note_before_copy(store: ObjectStore, config: Config, session: Any, table: TableSchema) -> None:

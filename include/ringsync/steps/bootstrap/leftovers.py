@@ -12,8 +12,9 @@ from collections.abc import Collection, Sequence
 
 from ringsync.ledger.passes import Pass, get_pass, pass_folder, pass_numbers
 from ringsync.ledger.topic_owners import topic_owners
-from ringsync.replica.base import base_folder, own_properties, transaction_of
+from ringsync.replica.base import own_properties, transaction_of
 from ringsync.replica.delta_log import DeltaSnapshot, read_snapshot
+from ringsync.replica.folders import base_folder
 from ringsync.schema.table import TableSchema
 from ringsync.storage.port import ObjectStore
 from ringsync.streams.files import FileStream

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING
 from ringsync.config import Config
 from ringsync.ledger.passes import check_rows, first_to_add, get_pass, mark, pass_folder, pass_numbers
 from ringsync.ledger.topic_owners import take_topic
-from ringsync.replica.base import base_folder, replace_base, replaced_table, transaction_of
+from ringsync.replica.base import replace_base, replaced_table, transaction_of
 from ringsync.replica.changes import begin_changes, empty_changes
 from ringsync.replica.delta_log import DataFile, read_snapshot
+from ringsync.replica.folders import base_folder
 from ringsync.state.bootstrap import CommittedRange
 from ringsync.steps.application import Report, StepError
 from ringsync.steps.bootstrap.leftovers import remove_leftovers

@@ -26,9 +26,9 @@ from ringsync.compiled.arrow import integers
 from ringsync.config import Config
 from ringsync.images.queries import snapshot_queries
 from ringsync.images.schema import lake_names, row_image_schema
-from ringsync.replica.base import base_folder
 from ringsync.replica.data_files import DataFileWriter, first_row_of_last_token, last_token
 from ringsync.replica.delta_log import DataFile
+from ringsync.replica.folders import base_folder
 from ringsync.ring.tokens import TokenRange
 from ringsync.sources.scan.images import ImagePages
 from ringsync.sources.scan.scan import Unread

@@ -19,10 +19,11 @@ from ringsync.ledger.passes import Pass, check_goes_on, forget_pass, get_pass, p
 from ringsync.ledger.table_versions import TableVersionError, latest_version, next_version
 from ringsync.ledger.topic_owners import tables_before, take_topic
 from ringsync.ledger.tries import list_tries, lost_tries, remove_tries
-from ringsync.replica.base import base_folder, transaction_of
+from ringsync.replica.base import transaction_of
 from ringsync.replica.changes import CLOCK_SKEW_US, ReplicaState, StaleStateError, append_pass
 from ringsync.replica.delta_log import KnownSnapshots, read_snapshot
 from ringsync.replica.errors import ReplicaMismatchError, ReplicaWaitsError, SchemaChangedError
+from ringsync.replica.folders import base_folder
 from ringsync.ring.ranks import RankedRing
 from ringsync.ring.ring import Host
 from ringsync.steps.application import Application, StepError
@@ -466,11 +467,9 @@ class FollowUps:
 
     def _forget(self) -> None:
         """Remove passes that are too old for further copies, of closed buckets, and that no bootstrap needs."""
-        if self.bootstrap:
+        state = None if self.bootstrap else self._replica_lately()
+        if self.bootstrap or self._waits:  # the replica will take the passes
             return
-        state = self._replica_lately()
-        if self._waits:
-            return  # the replica will take the passes
         done = state.applied if state else self.last
         if state is not None or self._mismatch is not None:
             done = min([done, *(debt.missed[0].number - 1 for debt in self._debts())])

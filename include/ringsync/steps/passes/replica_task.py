@@ -13,10 +13,10 @@ import pyarrow as pa
 from ringsync.changes.batch import ChangeRows
 from ringsync.changes.schema import OF_PARTITIONS
 from ringsync.ledger.staging import decode_rows
-from ringsync.replica.base import changes_folder
 from ringsync.replica.changes import changes_schema
 from ringsync.replica.data_files import DataFileWriter
 from ringsync.replica.delta_log import DataFile
+from ringsync.replica.folders import changes_folder
 from ringsync.steps.passes.pieces import pieces, seen
 from ringsync.steps.passes.rows_after import AfterReader, complete_rows, under_deletions
 from ringsync.wiring import store_of

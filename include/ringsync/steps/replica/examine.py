@@ -152,8 +152,8 @@ class Examine:
     def _compared_by_spark(self, spark: Any, rows: int, sides: Sides, ranges: Ranges) -> FirstLook:
         from pyspark.sql.functions import coalesce, lit
 
-        from ringsync.replica.base import replica_folder
         from ringsync.replica.compare import compare_in_spark
+        from ringsync.replica.folders import replica_folder
         from ringsync.replica.session import limit_batch_bytes
         from ringsync.replica.table import ReplicaTable, token_condition
         from ringsync.replica.view import as_selected, live

@@ -213,7 +213,7 @@ def merge_table(application: Application, table: TableSchema, gc_grace_s: int, s
     :param state: :class:`ringsync.replica.changes.ReplicaState`
     :raises StepError: another writer was faster, or the counts do not reconcile
     """
-    from ringsync.replica.base import replica_folder
+    from ringsync.replica.folders import replica_folder
     from ringsync.replica.merge import merge_changes, tidy
     from ringsync.replica.table import CONFLICTS, ReplicaTable
 

@@ -21,6 +21,7 @@ from ringsync.ledger.followed import followed_tables
 from ringsync.ledger.gaps import note_verified
 from ringsync.ledger.proofs import Examined, due_ranges, get_proof, note_examined, tell_proofs
 from ringsync.ledger.table_versions import as_recorded, version_of
+from ringsync.replica.folders import base_folder
 from ringsync.ring.ranks import ranked
 from ringsync.sources.scan.plan import ScanPlan, Selection
 from ringsync.sources.scan.planning import make_scan_plan
@@ -100,7 +101,7 @@ def run(application: Application, clock: Callable[[], float] = time.time) -> tup
             if opened:
                 compare_tables(application, examine, opened, outcome, clock)
     days = config.replica.verify_days if config.replica.verify_schedule else None
-    tell_proofs(application.store, days, int(clock() * 1000))
+    tell_proofs(application.store, days, int(clock() * 1000), application.run if is_due(application) else "")
     report, code = in_all(outcome, last=True)
     return {**report, **more}, code
 
@@ -137,8 +138,6 @@ def tables_of(
 
 def due_tables(store: ObjectStore, known: KnownTables) -> list[TableName]:
     """Find the tables that the sync follows, and that have a replica, but for those that are being bootstrapped."""
-    from ringsync.replica.base import base_folder
-
     followed = followed_tables(store)
     told = (read_status(store, "bucket_close/close") or {}).get("tables", {}).values()
     busy = {one["table_id"] for one in told if one.get("bootstrap")}
@@ -152,7 +151,7 @@ def open_table(application: Application, shared: Shared, now: int, followed: Col
     :param now: moment of the comparison, s since the epoch
     :param followed: ids of the tables that the sync follows
     """
-    from ringsync.replica.base import base_folder, own_properties
+    from ringsync.replica.base import own_properties
     from ringsync.replica.delta_log import read_snapshot
     from ringsync.steps.replica.checksums import Sides
 
@@ -262,9 +261,9 @@ def correct(application: Application, examine: Examine, sides: Sides, found: Com
     :returns: what was written, and the consistency level at which the source was read
     :raises StepError: merges were faster each time
     """
-    from ringsync.replica.base import replica_folder
     from ringsync.replica.changes import check_base
     from ringsync.replica.compare import repair
+    from ringsync.replica.folders import replica_folder
     from ringsync.replica.table import ReplicaTable
 
     store, table, plan, first = application.store, sides.plan.table, sides.plan, sides.seen
