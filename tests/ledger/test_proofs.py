@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringsync.ledger.dropped_tables import mark_dropped
+from ringsync.ledger.followed import end_following, followed_tables, keep_following
 from ringsync.ledger.proofs import PROOFS, Examined, due_ranges, get_proof, note_examined, proofs, tell_proofs
 from ringsync.ring.tokens import WHOLE_RING
 from ringsync.service.expected import Expected
@@ -26,7 +27,9 @@ COUNT, DAYS = 16, 7.0
 
 @pytest.fixture
 def store(tmp_path: Path) -> LocalStore:
-    return LocalStore(tmp_path)
+    found = LocalStore(tmp_path)
+    keep_following(found, ID)
+    return found
 
 
 def examined(at_ms: int, **more: Any) -> Examined:
@@ -148,6 +151,14 @@ def test_the_last_run_that_has_compared_what_was_due_is_told_on(store: LocalStor
     for run in ("scheduled__1", ""):
         tell_proofs(store, DAYS, NOON, run)
         assert (read_status(store, PROOFS) or {})["due_run"] == "scheduled__1"
+
+
+def test_of_a_table_that_was_left_out_since_nothing_is_expected(store: LocalStore) -> None:
+    """Its proof was overdue after nine days, and the alarm blamed the DAG, which compares what is followed."""
+    note_examined(store, examined(NOON, differing=[3]))
+    assert len(told(store, NOON + 10 * DAY_MS)) == 2
+    assert end_following(store, ID, followed_tables(store)[ID])
+    assert told(store, NOON + 10 * DAY_MS) == []
 
 
 def test_a_copy_that_nobody_follows_may_differ(store: LocalStore) -> None:

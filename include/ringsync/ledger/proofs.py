@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ringsync.ledger.dropped_tables import all_dropped
+from ringsync.ledger.followed import followed_tables
 from ringsync.storage.port import (
     AlreadyExistsError,
     ChecksumError,
@@ -191,21 +192,22 @@ def proofs(store: ObjectStore) -> dict[str, Proof]:
 
 def tell_proofs(store: ObjectStore, days: float | None, now_ms: int, due_run: str = "") -> None:
     """Tell in the status what is proved of all replicas. What is known of tables that were dropped is forgotten.
+    Of those that the sync does not follow any more, nothing is expected.
 
     :param days: within which each range is to be compared; None: nobody does by itself
     :param due_run: the run that has compared what was due; empty: the one that was told last
     """
     with suppress(ChecksumError, ValueError, AttributeError):
         due_run = due_run or (get_json(store, f"status/{PROOFS}.json") or {}).get("due_run", "")
-    known, dropped = proofs(store), all_dropped(store)
+    known, dropped, followed = proofs(store), all_dropped(store), followed_tables(store)
     for table_id in dropped & known.keys():
         store.delete(_key(table_id))
     told = {
         proof.table: {
             "proved_ms": proof.proved_ms,
-            "overdue_ms": None if days is None else proof.overdue_ms(days),
+            "overdue_ms": proof.overdue_ms(days) if days is not None and table_id in followed else None,
             "ranges": len(proof.ranges_ms),
-            "ranges_differing": len(proof.differing) if proof.is_followed else 0,
+            "ranges_differing": len(proof.differing) if proof.is_followed and table_id in followed else 0,
             **{name: getattr(proof, name) for name in ("rows_differing", "found_ms", "run")},
         }
         for table_id, proof in sorted(known.items(), key=lambda one: one[1].table)
