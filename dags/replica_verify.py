@@ -13,6 +13,7 @@ so that each is compared within `replica.verify_days`.
 **To re-run.** Clear the task, or trigger the DAG again; it changes nothing unless *repair* is on.
 
 **When it fails.** Exit code 1 means that there are differences: the report lists them. Run the DAG again with *repair*.
+A run without *table*, as each scheduled one, succeeds all the same: the alarm `replica-differs` names the tables.
 The last line of the task's log says what failed and what to do.
 
 **Schedule.** `replica.verify_schedule`, daily by default.

@@ -228,7 +228,7 @@ _LOOP: Form = {
     **{"unread": _TEXTS, "unread_since_ms": _TIMES, "left_out": _TEXTS, "others_failed": _TEXTS},
     **{"files_broken": int, "commits_broken": _TEXTS, "rows_homeless": _TIMES, "homeless_since_ms": _TIMES},
     **{"datacenters_left_out": {_EACH: list}, "empty_generations_ms": list, "errors": int},
-    **{"proofs": {_EACH: _PROOF}, "due_run": str},
+    **{"proofs": {_EACH: _PROOF}},
     **{"waiting": int, "oldest_ms": _NUMBER, "began_ms": _NUMBER, "clear_at_ms": _NUMBER},
     **{"disagreement_since_ms": _NUMBER, "clock_skew_ms": _NUMBER, "watched_ms": _NUMBER},
     **{"down": {_EACH: {"ENDPOINT": str, "SINCE_MS": _NUMBER, "is_cut_off": bool}}, "down_until_ms": _NUMBER},

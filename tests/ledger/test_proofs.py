@@ -147,12 +147,6 @@ def test_differences_are_a_problem_until_a_repair(store: LocalStore) -> None:
     assert told(store, NOON + DAY_MS) == []
 
 
-def test_the_last_run_that_has_compared_what_was_due_is_told_on(store: LocalStore) -> None:
-    for run in ("scheduled__1", ""):
-        tell_proofs(store, DAYS, NOON, run)
-        assert (read_status(store, PROOFS) or {})["due_run"] == "scheduled__1"
-
-
 def test_of_a_table_that_was_left_out_since_nothing_is_expected(store: LocalStore) -> None:
     """Its proof was overdue after nine days, and the alarm blamed the DAG, which compares what is followed."""
     note_examined(store, examined(NOON, differing=[3]))

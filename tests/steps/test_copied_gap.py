@@ -223,7 +223,11 @@ def test_whatever_ends_a_preparation_once_the_stream_waits_it_is_told(
     """An error while leftovers were removed took away what was said: stream, replica and Kafka stood still, untold."""
     latest: Any = SimpleNamespace(id="b1", state=SCANNING)
     plan: Any = SimpleNamespace(**vars(plan_of()), topic="t")
-    monkeypatch.setattr(prepare, "begin_pass", lambda *_: mark(world.store, TABLE.table_id, "begin", "b1", 5))
+
+    def begun(*given: Any) -> int:
+        return mark(world.store, TABLE.table_id, "begin", "b1", 5, check=given[-1])
+
+    monkeypatch.setattr(prepare, "begin_pass", begun)
     monkeypatch.setattr(prepare, "remove_leftovers", lambda *_: (_ for _ in ()).throw(UnavailableError("away")))
     with pytest.raises(UnavailableError):
         prepare.begin_stream(world.store, plan, latest, lambda: None)

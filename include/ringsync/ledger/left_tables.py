@@ -7,8 +7,9 @@ again, once the gap is noted (:mod:`ringsync.ledger.gaps`).
 from __future__ import annotations
 
 import json
+import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 from ringsync.storage.port import AlreadyExistsError, ChecksumError, ObjectStore, list_named
 
@@ -21,10 +22,12 @@ class LeftTable:
 
     :ivar since_ms: what was written until then was captured, ms since the epoch; 0: unknown
     :ivar has_cdc: whether it had cdc when it left: then the configuration left it out
+    :ivar noted_ms: when that was noted, ms since the epoch; 0: it was not yet
     """
 
     since_ms: int
     has_cdc: bool
+    noted_ms: int = field(default=0, compare=False)
 
 
 def left_tables(store: ObjectStore) -> set[str]:
@@ -40,7 +43,7 @@ def when_left(store: ObjectStore, table_id: str) -> LeftTable | None:
     """
     try:
         document = json.loads(store.get(f"{_FOLDER}{table_id}.json"))
-        return LeftTable(int(document["since_ms"]), bool(document["has_cdc"]))
+        return LeftTable(int(document["since_ms"]), bool(document["has_cdc"]), int(document["noted_ms"]))
     except (ChecksumError, ValueError, TypeError, KeyError):
         return None
 
@@ -48,7 +51,8 @@ def when_left(store: ObjectStore, table_id: str) -> LeftTable | None:
 def note_left(store: ObjectStore, table_id: str, left: LeftTable) -> None:
     """Record that a table is not followed any more. What was recorded first stays."""
     with suppress(AlreadyExistsError):
-        store.put(f"{_FOLDER}{table_id}.json", json.dumps(asdict(left)).encode(), if_absent=True)
+        noted = {**asdict(left), "noted_ms": int(time.time() * 1000)}
+        store.put(f"{_FOLDER}{table_id}.json", json.dumps(noted).encode(), if_absent=True)
 
 
 def forget_left(store: ObjectStore, table_id: str) -> None:

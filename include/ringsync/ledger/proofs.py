@@ -190,15 +190,12 @@ def proofs(store: ObjectStore) -> dict[str, Proof]:
     return {proof.table_id: proof for proof in found if proof is not None}
 
 
-def tell_proofs(store: ObjectStore, days: float | None, now_ms: int, due_run: str = "") -> None:
+def tell_proofs(store: ObjectStore, days: float | None, now_ms: int) -> None:
     """Tell in the status what is proved of all replicas. What is known of tables that were dropped is forgotten.
     Of those that the sync does not follow any more, nothing is expected.
 
     :param days: within which each range is to be compared; None: nobody does by itself
-    :param due_run: the run that has compared what was due; empty: the one that was told last
     """
-    with suppress(ChecksumError, ValueError, AttributeError):
-        due_run = due_run or (get_json(store, f"status/{PROOFS}.json") or {}).get("due_run", "")
     known, dropped, followed = proofs(store), all_dropped(store), followed_tables(store)
     for table_id in dropped & known.keys():
         store.delete(_key(table_id))
@@ -213,7 +210,7 @@ def tell_proofs(store: ObjectStore, days: float | None, now_ms: int, due_run: st
         for table_id, proof in sorted(known.items(), key=lambda one: one[1].table)
         if table_id not in dropped
     }
-    store.say(f"status/{PROOFS}.json", json.dumps({"at_ms": now_ms, "due_run": due_run, "proofs": told}).encode())
+    store.say(f"status/{PROOFS}.json", json.dumps({"at_ms": now_ms, "proofs": told}).encode())
 
 
 def _read(store: ObjectStore, key: str) -> Proof | None:

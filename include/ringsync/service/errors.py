@@ -150,12 +150,12 @@ def retry(arguments: argparse.Namespace, console: Console) -> ExitCode:
     retry = Retry(place.store, place.errors, tables, place.settling, tell=tell)
     chosen = Chosen(arguments.node, arguments.file, arguments.reason, arguments.limit)
     report = retry.run(chosen, arguments.timeout)
-    place.errors.forget_solved()
     if arguments.json:
         print(json.dumps(report.document(), indent=2))
     else:
         for line in report_lines(report):
             say(console, line)
+    place.errors.forget_solved()
     return ExitCode.COMPLETED_WITH_ERRORS if report.left else ExitCode.OK
 
 
@@ -183,8 +183,8 @@ def discard_chosen(arguments: argparse.Namespace, console: Console) -> ExitCode:
         return ExitCode.FATAL
     rows = (row for key in sorted(there) if (row := place.errors.row(key)) is not None)
     done = discard(place.store, place.errors, rows, getpass.getuser(), arguments.reason)
-    place.errors.forget_solved()
     say(console, f"{done.records:,} records were discarded; what they held is in {', '.join(done.objects)}")
+    place.errors.forget_solved()
     return ExitCode.OK
 
 

@@ -12,8 +12,6 @@ from itertools import starmap
 from types import MappingProxyType
 
 from ringsync.airflow_client import DagHealth
-from ringsync.ledger.proofs import PROOFS
-from ringsync.orchestration import safe_run_id
 from ringsync.progress import duration
 from ringsync.service.delays import ARCHIVE_WAITS, Limits, delays
 from ringsync.service.expected import ARCHIVE, SCHEMA, VERIFY_DAG, Expected
@@ -58,16 +56,14 @@ def problems(
     loops = [loop for loop in expected.loops if loop not in damaged or loop in (*lasting, *expected.emptying_loops)]
     told = [problem for loop, status in statuses.items() for problem in told_by(loop, status, limits, now_s)]
     told += starmap(_unreadable, damaged.items())
-    due_run = statuses.get(PROOFS, {}).get("due_run")
-    of_dags = {dag: [*_of_dag(dag, health, due_run)] for dag, health in dags.items()}
     if stopped:
         return [
             Problem(Kind.SYNC_STOPPED, "sync", f"stopped: {expected.meanwhile} until cdcservice start"),
-            *(problem for dag, found in of_dags.items() if dag not in expected.dags for problem in found),
+            *(problem for dag, health in dags.items() if dag not in expected.dags for problem in _of_dag(dag, health)),
             *_silent(lasting, statuses, expected, now_s),
             *(problem for problem in told if problem.owner in lasting or problem.owner not in (*loops, ARCHIVE_WAITS)),
         ]
-    found = [problem for of_dag in of_dags.values() for problem in of_dag]
+    found = [problem for dag, health in dags.items() for problem in _of_dag(dag, health)]
     found += _silent(loops, statuses, expected, now_s)
     return [*found, *told]
 
@@ -117,7 +113,8 @@ def judges(
         if owner.startswith(_PAUSE):
             return owner.removeprefix(_PAUSE) in dags
         if owner.startswith(_DAG):
-            return owner.removeprefix(_DAG) in dags
+            dag = owner.removeprefix(_DAG)
+            return dag in dags and _counts(dag, dags[dag])
         return True
 
     return is_judge
@@ -153,16 +150,10 @@ def _has_live_node(loop: str, statuses: Mapping[str, Status]) -> bool:
     return not nodes or not nodes.keys() <= down
 
 
-def _of_dag(dag: str, health: DagHealth, due_run: str | None) -> Iterator[Problem]:
-    """Yield what is wrong with a DAG.
-
-    :param due_run: the last run that came to its end of those that compare what is due; None: none has
-    """
+def _of_dag(dag: str, health: DagHealth) -> Iterator[Problem]:
     if health.paused:
         yield Problem(Kind.DAG_PAUSED, dag, f"DAG {dag} is paused: cdcservice start", f"{_PAUSE}{dag}")
-    ended = health.ended  # a run that somebody has triggered may name a table that has no replica
-    is_crash = ended is not None and ended.run.startswith("scheduled__") and safe_run_id(ended.run) != due_run
-    if dag == VERIFY_DAG and not is_crash:  # what it has found, or could not judge, is told by the proofs
+    if not _counts(dag, health):
         return
     failing = [run for run in (health.run, health.ended) if run is not None and run.state != "success"]
     if health.ended in failing and health.ended is not None:
@@ -171,6 +162,12 @@ def _of_dag(dag: str, health: DagHealth, due_run: str | None) -> Iterator[Proble
     for task in dict.fromkeys(task.task for run in failing for task in run.tasks if task.state == "failed"):
         text = f"DAG {dag}: task {task} failed: see its log in Airflow"
         yield Problem(Kind.DAG_FAILED, f"{dag}.{task}", text, f"{_DAG}{dag}")
+
+
+def _counts(dag: str, health: DagHealth) -> bool:
+    """Tell whether the end of a DAG's last run says how the DAG stands. Of verifications only those do that run by
+    themselves: others fail for differences, which the proofs tell, or name a table that has no replica."""
+    return dag != VERIFY_DAG or (health.ended is not None and health.ended.run.startswith("scheduled__"))
 
 
 def _of_bootstrap(loop: str, status: Status, now_s: float) -> Iterator[Problem]:

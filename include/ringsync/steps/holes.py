@@ -119,4 +119,6 @@ def _gap(table_id: str, name: str, left: LeftTable | None, config: Config) -> Ga
     back_ms = int(time.time() * 1000)
     if left is None or left.has_cdc:
         back_ms += int(config.sync.run_s * 1000)
-    return Gap(NOT_FOLLOWED, "", f"{table_id}-{since_ms}-{back_ms}", since_ms, back_ms, {table_id: name}, ())
+    # It may leave twice with nothing captured in between.
+    part = f"{table_id}-{since_ms}-{left.noted_ms if left else back_ms}"
+    return Gap(NOT_FOLLOWED, "", part, since_ms, back_ms, {table_id: name}, ())

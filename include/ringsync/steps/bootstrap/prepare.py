@@ -320,15 +320,18 @@ def check_scanning(latest: states.Bootstrap | None, plan: BootstrapPlan) -> None
 
 
 def begin_stream(store: ObjectStore, plan: BootstrapPlan, latest: states.Bootstrap, check: Callable[[], None]) -> int:
-    """Let changes wait in the bootstrap's stream from now on: the new replica will get them. It is said before, so that
-    somebody is told for what they wait, whatever ends this run.
+    """Let changes wait in the bootstrap's stream from now on: the new replica will get them.
 
     Arguments and result are those of :func:`begin_pass`.
     """
-    say(store, plan, "prepare")
-    if number := begin_pass(store, plan, latest, check):
+
+    def may_begin() -> None:
+        check()
+        say(store, plan, "prepare")  # before they wait: whatever ends this run, somebody is told for what
+
+    if number := begin_pass(store, plan, latest, may_begin):
         clear_away(store, plan, number)
-        say(store, plan, "prepare")
+    say(store, plan, "prepare")
     return number
 
 
