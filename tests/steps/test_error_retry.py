@@ -89,9 +89,10 @@ class World:
     def retry(self, chosen: Chosen = ALL, timeout_s: float = 5) -> RetryReport:
         self.tables = self.tables or known(self.store)
         settling = self.settling()
-        return Retry(self.store, self.errors, self.tables, settling, lambda: self.now_s, self._sleep).run(
-            chosen, timeout_s
-        )
+        retry = Retry(self.store, self.errors, self.tables, settling, lambda: self.now_s, self._sleep)
+        report = retry.run(chosen, timeout_s)
+        self.errors.forget_solved()
+        return report
 
     def published(self) -> list[bytes]:
         """Of all tables, sorted, each as often as it was published."""
@@ -268,6 +269,7 @@ def test_what_was_published_is_known_after_its_digests_are_forgotten(world: Worl
     forget_digests(world)
     assert [(one.outcome, one.records) for one in world.settling().settle()] == [("published", 1)] * 2
     assert not world.errors.kept
+    world.errors.forget_solved()
     assert not world.store.list("errors/")
 
 
@@ -304,6 +306,7 @@ def test_marks_go_with_their_try(world: World) -> None:
     assert len(world.errors.kept) == 2
     publish_late(world.folder)
     world.settling().settle()
+    world.errors.forget_solved()
     assert not world.store.list("errors/")
 
 
