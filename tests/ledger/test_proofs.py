@@ -108,13 +108,18 @@ def test_other_ranges_keep_what_is_known_of_their_tokens(
     """A difference stays until its tokens are found equal, and no proof becomes newer."""
     store, wrong = _Memory(), {number for number in wrong if number < old}
     store.note(examined(NOON, count=old, chosen=range(old), differing=wrong))
+    due = due_ranges(store.proof, "b1", new, DAYS, NOON + DAY_MS)
+    share = -(-new // int(DAYS))
     chosen = data.draw(st.sets(st.integers(0, new - 1)))
     store.note(examined(NOON + DAY_MS, count=new, chosen=chosen))
     edges = [[part.start for part in WHOLE_RING.split(count)] + [2**63 - 1] for count in (old, new)]
+    unproved = set()
     for number in range(new):
         touched = {i for i in range(old) if edges[0][i] < edges[1][number + 1] and edges[0][i + 1] > edges[1][number]}
         assert (number in store.proof.differing) == bool(touched & wrong and number not in chosen)
         assert store.proof.ranges_ms[number] == (NOON + DAY_MS if number in chosen else 0 if touched & wrong else NOON)
+        unproved |= {number} if touched & wrong else set()
+    assert len(unproved & {*due}) == min(len(unproved), share)
 
 
 class _Memory:

@@ -17,12 +17,14 @@ import yaml
 from ringsync.cli import main
 from ringsync.config import Config, load_config
 from ringsync.ledger.alarms import Active, Alarm, forget_before, get_active, history, raised_now
+from ringsync.ledger.database import CDC_LOGS
 from ringsync.ledger.gaps import Gap, note_gap, note_verified
 from ringsync.service import telling
 from ringsync.service.alarms import Watch, watch
 from ringsync.service.look import look
 from ringsync.service.problem import Kind, Problem
 from ringsync.service.telling import MOST_REFUSALS, MOST_UNTOLD, Maker, Notify, UnmadeError
+from ringsync.state.undecodable import forget_undecodable, note_undecodable
 from ringsync.status import read_statuses
 from ringsync.steps.loop import put_status
 from ringsync.storage import open_store
@@ -433,6 +435,25 @@ def test_a_gap_is_told_from_its_object_whoever_has_found_it(conf: Path, store: O
     first, second = (one for one in seen.problems if one.kind == Kind.SEGMENTS_LOST)
     assert (first.where, second.where) == ("node 10.0.0.1:9042, CommitLog-7-1.log", "gaps/4e5d/CommitLog-7-2.log.json")
     assert first.text.endswith("are missing. Correct the replicas: cdcservice verify --repair --table shop.orders")
+
+
+@pytest.mark.parametrize(("node", "where"), [("4e5d", "node 4e5d"), (CDC_LOGS, "CDC logs")])
+def test_records_that_could_not_be_decoded_are_told_for_as_long_as_they_wait(
+    conf: Path, store: ObjectStore, node: str, where: str
+) -> None:
+    """The alarm was over with the loop's next run, and those of archived logs raised none."""
+
+    def told() -> list[str]:
+        seen = look(load_config(conf), store, time.time())
+        return [f"{one.where}, {one.text}" for one in seen.problems if one.kind == Kind.RECORDS_UNDECODABLE]
+
+    assert told() == []
+    note_undecodable(store, node)
+    (text,) = told()
+    assert text.startswith(f"{where}, {where}: ")
+    assert text.endswith(f"cdcservice errors list --node {node}")
+    forget_undecodable(store, node)
+    assert told() == []
 
 
 def test_the_watch_closes_a_gap_that_is_over(conf: Path, store: ObjectStore) -> None:

@@ -191,6 +191,25 @@ AHEAD_US = 4_000_000_000_000_000
 """A time of writing in the year 2096."""
 
 
+@pytest.mark.parametrize("due", [True, False])
+@pytest.mark.parametrize("is_equal", [True, False])
+def test_a_run_of_what_is_due_ends_well_whatever_it_has_found(
+    monkeypatch: pytest.MonkeyPatch, due: bool, is_equal: bool
+) -> None:
+    """If it fails, it could not do its work: the alarm dag-failed says so. Differences are told by the proofs."""
+    noted: list[Any] = []
+    monkeypatch.setattr(verify, "describe", lambda *_: {})
+    monkeypatch.setattr(verify, "examined", lambda *given: given)
+    monkeypatch.setattr(verify, "note_examined", lambda _, found: noted.append(found) or SimpleNamespace(proved_ms=0))
+    options = SimpleNamespace(repair=False, due=due)
+    application: Any = SimpleNamespace(store=None, options=options)
+    sides: Any = SimpleNamespace(plan=SimpleNamespace(table=None), seen=SimpleNamespace(applied=1))
+    found: Any = SimpleNamespace(is_equal=is_equal, rows_differing=5)
+    examine: Any = None
+    _, code = verify.conclude(application, examine, sides, found, time.time)
+    assert (code, len(noted)) == (ExitCode.OK if due or is_equal else ExitCode.COMPLETED_WITH_ERRORS, 1)
+
+
 @pytest.fixture
 def followed(orders: str, session: Any, lake: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The table as if the sync followed it, and had staged and published all that there is. Gives the table's id."""
