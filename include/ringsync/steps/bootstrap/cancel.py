@@ -55,7 +55,7 @@ def cancel_one(
     known: Schema,
     keyspace: str,
     name: str,
-    abandoned: Collection[str] = (),
+    abandoned: Collection[str],
 ) -> Bootstrap:
     """Cancel the unfinished bootstrap of a table.
 
