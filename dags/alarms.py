@@ -22,19 +22,13 @@ from __future__ import annotations
 from airflow.sdk import DAG
 from ringsync_alarms import AlarmOperator
 
-from ringsync.orchestration import ALARMS_DAG, LOOPS_SINCE, OWNER
+from ringsync.orchestration import ALARMS_DAG, LOOP_DAG
 
 with DAG(
     ALARMS_DAG,
     dag_display_name="Watch over ringsync",
     description="Raise alarms when something is wrong, and clear them when it is over",
     doc_md=__doc__,
-    schedule="@continuous",
-    start_date=LOOPS_SINCE,
-    catchup=False,
-    max_active_runs=1,
-    is_paused_upon_creation=True,
-    tags=["ringsync", "sync"],
-    default_args={"owner": OWNER},
+    **LOOP_DAG,
 ):
     AlarmOperator(task_id="watch")

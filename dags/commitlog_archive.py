@@ -24,31 +24,15 @@ from airflow.sdk import DAG, Asset
 from ringsync_process import ProcessOperator
 
 from ringsync.config import DEFAULT_QUEUE
-from ringsync.orchestration import (
-    ARCHIVE_ASSET,
-    LOOPS_SINCE,
-    OWNER,
-    archive_dag,
-    commitlog_archive,
-    known_config,
-    safe_run_id,
-)
+from ringsync.orchestration import ARCHIVE_ASSET, LOOP_DAG, commitlog_archive, dag_of, known_config
 
-SYNC = known_config().sync
-
-for queue in SYNC.queues:
+for queue in known_config().sync.queues:
+    application = commitlog_archive(queue)
     with DAG(
-        archive_dag(queue),
+        dag_of(application),
         dag_display_name="Archive commit logs" + (f" of queue {queue}" if queue != DEFAULT_QUEUE else ""),
         description="Move finished commit logs to the object store before cdc_raw is full",
         doc_md=__doc__,
-        schedule="@continuous",
-        start_date=LOOPS_SINCE,
-        catchup=False,
-        max_active_runs=1,
-        is_paused_upon_creation=True,
-        tags=["ringsync", "sync"],
-        default_args={"owner": OWNER},
-        user_defined_macros={"safe_run_id": safe_run_id},
+        **LOOP_DAG,
     ):
-        ProcessOperator(task_id="archive", application=commitlog_archive(queue), outlets=[Asset(ARCHIVE_ASSET)])
+        ProcessOperator(task_id="archive", application=application, outlets=[Asset(ARCHIVE_ASSET)])

@@ -23,20 +23,13 @@ from __future__ import annotations
 from airflow.sdk import DAG
 from ringsync_spark import SparkApplicationOperator
 
-from ringsync.orchestration import LOOPS_SINCE, OUT_OF_SEQUENCE, OWNER, safe_run_id
+from ringsync.orchestration import LOOP_DAG, OUT_OF_SEQUENCE
 
 with DAG(
     "out_of_sequence",
     dag_display_name="Publish late rows",
     description="Read the rows of late changes, and publish them as they are now",
     doc_md=__doc__,
-    schedule="@continuous",
-    start_date=LOOPS_SINCE,
-    catchup=False,
-    max_active_runs=1,
-    is_paused_upon_creation=True,
-    tags=["ringsync", "sync"],
-    default_args={"owner": OWNER},
-    user_defined_macros={"safe_run_id": safe_run_id},
+    **LOOP_DAG,
 ):
     SparkApplicationOperator(task_id="publish", spark=OUT_OF_SEQUENCE)

@@ -13,7 +13,7 @@ from ringsync_bounds import rests
 from ringsync_tasks import prepare_environment
 
 from ringsync import orchestration
-from ringsync.config.last_good import what_is_wrong
+from ringsync.config.last_good import Outdated, what_is_wrong
 from ringsync.config.sections import Notifier
 
 
@@ -37,7 +37,12 @@ class AlarmOperator(BaseOperator):
         with rests(loop=True):
             config = prepare_environment(["airflow"], lasting=True)
         notifiers = [partial(_make, notifier, context) for notifier in config.alarms.notifiers]
-        raised = watch(config, store_of(config), notifiers, wrong=lambda: what_is_wrong(orchestration.config_path()))
+        path = orchestration.config_path()
+        raised = watch(
+            *(config, store_of(config), notifiers),
+            wrong=lambda: what_is_wrong(path),
+            is_outdated=Outdated(path, config),
+        )
         self.log.info("%d alarms are raised", raised)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 from airflow.sdk import Context
-from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException, AirflowTaskTimeout
+from airflow.sdk.exceptions import AirflowException, AirflowSkipException, AirflowTaskTimeout
 from ringsync_bounds import error_of, rests, stopped, task_arguments
 from ringsync_tasks import prepare_environment, send_report
 
@@ -60,12 +60,6 @@ class SparkApplicationOperator(SparkSubmitOperator):
         except AirflowTaskTimeout:
             self.on_kill()
             raise stopped(self.spark, self.execution_timeout) from None
-        except AirflowFailException:
-            raise
-        except Exception as error:
-            if orchestration.is_over(self.application_args, time.time()):
-                raise AirflowFailException(str(error)) from None
-            raise
 
     def _run(self, context: Context) -> None:
         config = prepare_environment(self.spark.secrets, spark_connection=self._conn_id)

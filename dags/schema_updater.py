@@ -23,20 +23,13 @@ from __future__ import annotations
 from airflow.sdk import DAG
 from ringsync_spark import SparkApplicationOperator
 
-from ringsync.orchestration import LOOPS_SINCE, OWNER, SCHEMA_UPDATE, safe_run_id
+from ringsync.orchestration import LOOP_DAG, SCHEMA_UPDATE
 
 with DAG(
     "schema_updater",
     dag_display_name="Follow the schema",
     description="Record the versions of all tables, and publish schema changes as messages",
     doc_md=__doc__,
-    schedule="@continuous",
-    start_date=LOOPS_SINCE,
-    catchup=False,
-    max_active_runs=1,
-    is_paused_upon_creation=True,
-    tags=["ringsync", "sync"],
-    default_args={"owner": OWNER},
-    user_defined_macros={"safe_run_id": safe_run_id},
+    **LOOP_DAG,
 ):
     SparkApplicationOperator(task_id="update", spark=SCHEMA_UPDATE)

@@ -1,6 +1,6 @@
 """Publish staged rows for ``sync.run_s`` seconds: messages to the streams, images to the replicas.
 
-Run by the DAGs ``commitlog_sync`` and ``scylla_sync``, one at a time; two at once do no harm.
+Run by the DAG ``bucket_close``, one at a time; two at once do no harm.
 """
 
 import sys
@@ -8,11 +8,10 @@ from collections.abc import Sequence
 
 from ringsync.steps.application import run_application
 from ringsync.steps.close import bucket_close
-from ringsync.steps.loop import add_until
 
 
 def main(argv: Sequence[str]) -> int:
-    return run_application("bucket_close", __doc__, bucket_close.run, argv, add_until, of_table=False)
+    return run_application("bucket_close", __doc__, bucket_close.run, argv, of_table=False)
 
 
 if __name__ == "__main__":

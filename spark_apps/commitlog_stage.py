@@ -1,6 +1,6 @@
 """Stage the changes that the nodes of a worker queue have logged, for ``sync.run_s`` seconds.
 
-Run by the DAG ``commitlog_sync``, one for each queue, on a worker that can read these nodes' ``cdc_raw``.
+Run by the DAG ``commitlog_stage`` of each queue, on a worker that can read these nodes' ``cdc_raw``.
 """
 
 import argparse
@@ -8,13 +8,11 @@ import sys
 from collections.abc import Sequence
 
 from ringsync.steps.application import run_application
-from ringsync.steps.loop import add_until
 from ringsync.steps.stage import commitlog_stage
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--queue", default="default", metavar="NAME", help="worker queue whose nodes are read")
-    add_until(parser)
 
 
 def main(argv: Sequence[str]) -> int:

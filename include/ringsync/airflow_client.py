@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from types import MappingProxyType
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -15,6 +15,13 @@ import requests
 TIMEOUT_S = 30.0
 RETRY_DELAYS_S = (0.5, 1.0, 2.0, 4.0)
 """Seconds before each repetition of a request that Airflow failed to answer: its database may be busy (SQLite)."""
+
+ENDED_S = 7200.0
+"""Time for which runs that have ended are asked for all at once, s: longer than Airflow waits for a worker."""
+
+WORKED_S = 300.0
+"""So long a task must have run, s, that the end of the run before it says nothing any more. A login that is refused
+takes two minutes to fail."""
 
 PAGE = 1000
 """Rows of a listing that are asked for at once. Airflow may give fewer (``[api] maximum_page_limit``)."""
@@ -74,7 +81,8 @@ class DagHealth:
     """How a DAG stands.
 
     :ivar run: the run that began last; None: it never ran
-    :ivar ended: the last one that has ended: a loop that fails for good is begun again at once
+    :ivar ended: the last one that has ended: a loop that fails for good is begun again at once. None: there is none, or
+        ``run`` has worked for so long since that the end of the one before it says nothing any more
     """
 
     paused: bool
@@ -174,43 +182,43 @@ class AirflowClient:
         tasks = self._request("GET", f"dags/{quote(dag)}/dagRuns/~/taskInstances?{states}")["task_instances"]
         return sorted(task["task_id"] for task in tasks)
 
-    def newest_run(self, dag: str, *, ended: bool = False) -> RunState | None:
-        """Read the state of a DAG's newest run, or of the newest that has ended; None: there is none."""
-        states = "&state=success&state=failed" if ended else ""
-        runs = self._request("GET", f"dags/{quote(dag)}/dagRuns?limit=1&order_by=-run_after{states}")["dag_runs"]
+    def newest_run(self, dag: str) -> RunState | None:
+        """Read the state of a DAG's newest run; None: there is none."""
+        runs = self._request("GET", f"dags/{quote(dag)}/dagRuns?limit=1&order_by=-run_after")["dag_runs"]
         return self._with_tasks(dag, runs[0]) if runs else None
 
-    def health(self, dags: Sequence[str], since: datetime, *, all_tasks: bool) -> dict[str, DagHealth | str]:
-        """Ask how DAGs stand, of all at once: a sync has one for each queue. Those of which no run has both begun and
-        ended since a moment are asked one by one.
+    def health(self, dags: Sequence[str], now: datetime, *, all_tasks: bool) -> dict[str, DagHealth | str]:
+        """Ask how DAGs stand, of all at once: a sync has one for each queue. Those of which no run goes on, and none
+        has ended lately, are asked one by one.
 
-        :param since: that moment; all runs that began since are listed
         :param all_tasks: False: of runs that go well tasks are left out, of others those that have not failed
         :returns: by DAG; a text: why nothing is known of it
         """
         known = {dag["dag_id"]: dag for dag in self._listed("GET", "dags?tags=ringsync&order_by=dag_id", "dags")}
-        asked = {"dag_ids": [*dags], "run_after_gte": since.isoformat(), "order_by": "-run_after"}
-        newest: dict[str, Mapping[str, Any]] = {}
-        ended: dict[str, Mapping[str, Any]] = {}
-        for run in self._listed("POST", "dags/~/dagRuns/list", "dag_runs", asked):
-            newest.setdefault(run["dag_id"], run)
-            if run["state"] in ("success", "failed"):
-                ended.setdefault(run["dag_id"], run)
-        shown = [run for dag in ended for run in (newest[dag], ended[dag]) if all_tasks or run["state"] != "success"]
-        tasks = self._tasks_of(shown) if all_tasks else self._failed_tasks(since)
+        since = (now - timedelta(seconds=ENDED_S)).isoformat()
+        unfinished = self._newest(dags, states=["running", "queued"])
+        ended = self._newest(dags, states=["success", "failed"], end_date_gte=since)
+        began = {"state": "running", "start_date_lte": (now - timedelta(seconds=WORKED_S)).isoformat()}
+        for dag, run in self._tasks(began):
+            if dag in unfinished and unfinished[dag]["dag_run_id"] == run:
+                ended.pop(dag, None)
+        newest = {**ended, **unfinished}
+        runs = (run for dag in newest for run in (newest[dag], ended.get(dag)) if run is not None)
+        shown = [run for run in runs if all_tasks or run["state"] != "success"]
+        tasks = self._tasks_of(shown) if all_tasks else self._tasks({"state": "failed", "end_date_gte": since})
         found: dict[str, DagHealth | str] = {}
         for dag in dags:
             try:
                 is_sound = dag in known and not known[dag]["has_import_errors"]
                 paused = bool(known[dag]["is_paused"]) if is_sound else self.is_paused(dag)
-                if dag in ended:
-                    runs = (_run_state(run, tasks.get(_key(run), ())) for run in (newest[dag], ended[dag]))
-                    found[dag] = DagHealth(paused, *runs)
-                else:
-                    run = self.newest_run(dag)
+                if dag in newest:
+                    pair = (newest[dag], ended.get(dag))
                     found[dag] = DagHealth(
-                        paused, run, run if run is None or run.finished else self.newest_run(dag, ended=True)
+                        paused, *(None if run is None else _run_state(run, tasks.get(_key(run), ())) for run in pair)
                     )
+                else:
+                    last = self.newest_run(dag)
+                    found[dag] = DagHealth(paused, last, last)
             except AirflowUnreachableError:
                 raise
             except (AirflowError, ValueError, KeyError, TypeError) as error:
@@ -223,10 +231,18 @@ class AirflowClient:
         body = {"dag_ids": asked["dag_id"], "dag_run_ids": asked["dag_run_id"], "order_by": "id"}
         return _by_run(self._listed("POST", f"{_ALL_TASKS}/list", "task_instances", body) if runs else ())
 
-    def _failed_tasks(self, since: datetime) -> dict[tuple[str, str], list[Mapping[str, Any]]]:
-        """Return the failed tasks of all runs that began since a moment, by DAG and run, also of others' DAGs. Airflow
-        does not log this request, which the alarms repeat every few seconds."""
-        asked = urlencode({"state": "failed", "run_after_gte": since.isoformat(), "order_by": "id"})
+    def _newest(self, dags: Sequence[str], **which: Any) -> dict[str, Mapping[str, Any]]:
+        """Return the newest of some runs of each DAG, by DAG.
+
+        :param which: fields of the request that say which runs
+        """
+        asked = {"dag_ids": [*dags], "order_by": "run_after", **which}
+        return {run["dag_id"]: run for run in self._listed("POST", "dags/~/dagRuns/list", "dag_runs", asked)}
+
+    def _tasks(self, which: Mapping[str, str]) -> dict[tuple[str, str], list[Mapping[str, Any]]]:
+        """Return some tasks of all runs, by DAG and run, also of others' DAGs. Airflow does not log this request, which
+        the alarms repeat every few seconds."""
+        asked = urlencode({**which, "order_by": "id"})
         return _by_run(self._listed("GET", f"{_ALL_TASKS}?{asked}", "task_instances"))
 
     def _listed(self, method: str, path: str, name: str, body: Mapping[str, Any] = MappingProxyType({})) -> list[Any]:

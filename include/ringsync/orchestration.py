@@ -37,7 +37,7 @@ LOOP_POOL = "default_pool"
 RETRIES, RETRY_DELAY_S = 2, 30.0
 """Further tries of a step whose application crashed, was killed or was interrupted; other failures get none."""
 LOOP_RETRIES, LOOP_RETRY_DELAY_S = 100, 5.0
-"""Further tries of a loop, which goes on where it was: as many as a run has time for (:func:`is_over`)."""
+"""Further tries of a loop, which goes on where it was. If even the last one fails, the next run begins at once."""
 LOOPS_SINCE = datetime(2026, 1, 1, tzinfo=UTC)
 """Start date of ``@continuous`` DAGs, and the date of their first run; a later run's date is the end of the run before.
 Without it the first run ends on its own date, so the second would have the same date and never start."""
@@ -223,20 +223,15 @@ REPLICA_VERIFY = SparkApplication(
     bound=_SCAN_BOUND,
 )
 
-_UNTIL = "--until="
-UNTIL = _UNTIL + "{{ (dag_run.start_date.timestamp() + run_s) | int }}"
-"""Time when all loops of a DAG run end, seconds since the epoch. Without it, a loop that was killed and started again
-would go on alone, and the next run of all loops would wait for it. ``run_s`` is a macro of the DAG."""
 
-
-def _loop(name: str, *options: str, driver_memory: str = "1g", queue: str | None = None) -> SparkApplication:
+def _loop(name: str, *, driver_memory: str = "1g", queue: str | None = None) -> SparkApplication:
     return SparkApplication(
-        *(name, options, driver_memory), lean=True, of_table=False, loop=True, queue=queue, bound="sync.run_s"
+        *(name, (), driver_memory), lean=True, of_table=False, loop=True, queue=queue, bound="sync.run_s"
     )
 
 
-BUCKET_CLOSE = _loop("bucket_close", UNTIL)
-SCYLLA_LOG_STAGE = _loop("scylla_log_stage", UNTIL)
+BUCKET_CLOSE = _loop("bucket_close")
+SCYLLA_LOG_STAGE = _loop("scylla_log_stage")
 OUT_OF_SEQUENCE = _loop("out_of_sequence")
 SCHEMA_UPDATE = _loop("schema_update", driver_memory="512m")
 REPLICA_MERGE = SparkApplication(
@@ -258,7 +253,7 @@ def sstable_snapshot(queue: str) -> SparkApplication:
 
 def commitlog_stage(queue: str) -> SparkApplication:
     """Return the application that reads the logs of a queue's nodes."""
-    return _loop("commitlog_stage", UNTIL, queue=queue)
+    return _loop("commitlog_stage", queue=queue)
 
 
 def commitlog_archive(queue: str) -> SparkApplication:
@@ -282,12 +277,16 @@ ARCHIVE_REPROCESS = SparkApplication(
 )
 
 
-def archive_dag(queue: str) -> str:
-    """Return the DAG that archives the logs of a queue's nodes. Each queue has its own: one whose workers are away, or
-    that is slow, must not keep the others from watching."""
+def dag_of(application: SparkApplication) -> str:
+    """Return the DAG of a loop. Each loop has its own, and so has each queue: one whose workers are away, or that is
+    slow, must keep no other from working.
+
+    :param application: the loop; of that of the default queue, and of those without a queue, the DAG has its name
+    """
     from ringsync.config import DEFAULT_QUEUE
 
-    return "commitlog_archive" if queue == DEFAULT_QUEUE else f"commitlog_archive_{queue}"
+    is_default = application.queue in (None, DEFAULT_QUEUE)
+    return application.name if is_default else f"{application.name}_{application.queue}"
 
 
 ALARMS_DAG = "alarms"
@@ -410,18 +409,22 @@ def given(arguments: Sequence[str]) -> list[str]:
     return [argument for argument in arguments if argument != ""]
 
 
-def is_over(arguments: Sequence[str], now_s: float) -> bool:
-    """Tell whether the time of the loops that share a DAG run is over. A loop that fails then is not tried again,
-    whatever the error: all others have ended, and wait for the next run.
-
-    :param arguments: the application's arguments, rendered
-    """
-    return any(now_s >= float(argument.removeprefix(_UNTIL)) for argument in arguments if argument.startswith(_UNTIL))
-
-
 def safe_run_id(run_id: str) -> str:
     """Return a DAG run's id as applications take it: letters, digits and ``_.:+-``, a letter or digit first."""
     return re.sub(r"[^A-Za-z0-9_.:+-]", "-", run_id).lstrip("_.:+-")[:200] or "run"
+
+
+LOOP_DAG: dict[str, Any] = {
+    "schedule": "@continuous",
+    "start_date": LOOPS_SINCE,
+    "catchup": False,
+    "max_active_runs": 1,
+    "is_paused_upon_creation": True,
+    "tags": ["ringsync", "sync"],
+    "default_args": {"owner": OWNER},
+    "user_defined_macros": {"safe_run_id": safe_run_id},
+}
+"""Arguments of the DAGs of loops: one run at a time, and the next one as soon as it ends."""
 
 
 @dataclass(frozen=True)

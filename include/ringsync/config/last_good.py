@@ -14,7 +14,7 @@ from hashlib import blake2b
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 
-from ringsync.config import Config, ConfigError, parse_config, read_config
+from ringsync.config import Config, ConfigError, load_config, parse_config, read_config
 
 SETTLED_S = 5.0
 """So long a file must stay unchanged, s, before it counts."""
@@ -43,6 +43,28 @@ def load_last_good(path: str | Path, *, waits: bool = False) -> tuple[Config, st
             return parse_config(read_config(copy), path), ""
     _keep(copy, text)
     return config, ""
+
+
+class Outdated:
+    """Tells whether a file holds a good configuration by now, and another one than a run has read.
+
+    :param config: what the run has read
+    """
+
+    def __init__(self, path: str | Path, config: Config) -> None:
+        self._path, self._config = path, config
+        self._seen: tuple[int, ...] = ()
+
+    def __call__(self) -> bool:
+        try:
+            status = os.stat(self._path)
+            seen = (status.st_mtime_ns, status.st_size, status.st_ino)
+            if seen == self._seen or _is_new(self._path):
+                return False
+            self._seen = seen
+            return load_config(self._path) != self._config
+        except (OSError, ConfigError):  # which an alarm tells
+            return False
 
 
 def what_is_wrong(path: str | Path) -> str:

@@ -70,7 +70,7 @@ class TableSync(Section):
 class Sync(Section):
     """The loops from the commit logs to messages and replica. Methods name tables ``keyspace.table`` as in CQL."""
 
-    run_s: Seconds = 600.0
+    run_s: Seconds = 14_400.0
     poll_interval_ms: Milliseconds = 1000
     after_image: AfterImage = "source"
     expand_deletions: bool = False

@@ -170,6 +170,7 @@ def watch(
     notifiers: Sequence[Maker],
     *,
     wrong: Callable[[], str] = str,
+    is_outdated: Callable[[], bool] = bool,
     clock: Callable[[], float] = time.time,
     sleep: Callable[[float], None] = time.sleep,
 ) -> int:
@@ -178,6 +179,7 @@ def watch(
     ``cdcservice stop`` does not end it.
 
     :param wrong: tells what is wrong with the configuration, instead of which the last good one is used
+    :param is_outdated: tells whether another good configuration is there: then the next run reads it
     :param clock: seconds since the epoch
     """
     watching = Watch(store, notifiers, int(config.alarms.after_s * 1000))
@@ -195,7 +197,7 @@ def watch(
             put_status(store, name, loop, status)
             is_tidy = is_tidy or _forget_old(store, keep_from_ms)
         _put_metrics(config, {**seen.statuses, ALARMS: {"at_ms": now_ms}}, watching.raised)
-        if clock() >= end:
+        if clock() >= end or is_outdated():
             return len(watching.raised)
         sleep(config.alarms.interval_s)
 

@@ -4,12 +4,20 @@ else; all that does is said here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ringsync.config import Config
 from ringsync.ledger.database import follows_scylla
-from ringsync.orchestration import ALARMS_DAG, archive_dag
+from ringsync.orchestration import (
+    ALARMS_DAG,
+    BUCKET_CLOSE,
+    SCYLLA_LOG_STAGE,
+    SparkApplication,
+    commitlog_archive,
+    commitlog_stage,
+    dag_of,
+)
 from ringsync.storage.port import ObjectStore
 
 CLOSE = "bucket_close/close"
@@ -32,8 +40,8 @@ VERIFY_DAG = "replica_verify"
 """The DAG that proves replicas."""
 
 _LASTING_DAGS = (ALARMS_DAG, VERIFY_DAG)
-_COMMIT_LOG_DAGS = ("commitlog_sync", "out_of_sequence", "replica_merge", "schema_updater", "archive_reprocess")
-_CDC_LOG_DAGS = ("scylla_sync", "out_of_sequence", "replica_merge", "schema_updater")
+_SYNC_DAGS = (dag_of(BUCKET_CLOSE), "out_of_sequence", "replica_merge", "schema_updater")
+_REPROCESS_DAG, _LOG_STAGE_DAG = "archive_reprocess", dag_of(SCYLLA_LOG_STAGE)
 
 
 @dataclass(frozen=True)
@@ -82,11 +90,11 @@ class Expected:
         :param archives: whether commit logs are archived: ``archive.policy`` is not off
         """
         # stop leaves the archive on: then the nodes' logs need it most.
-        of_archive = tuple(map(archive_dag, queues))
+        of_archive = _dags_of(commitlog_archive, queues)
         return Expected(
-            dags=_COMMIT_LOG_DAGS,
+            dags=(*_dags_of(commitlog_stage, queues), *_SYNC_DAGS, _REPROCESS_DAG),
             lasting_dags=(*_LASTING_DAGS, *(of_archive if archives else ())),
-            needless_dags=(*_without(_CDC_LOG_DAGS, _COMMIT_LOG_DAGS), *(() if archives else of_archive)),
+            needless_dags=(_LOG_STAGE_DAG, *(() if archives else of_archive)),
             stages=tuple(f"commitlog_stage/{queue}" for queue in queues),
             lasting_loops=(ALARMS, *(f"{ARCHIVE}{queue}" for queue in queues if archives)),
             queues=tuple(queues),
@@ -100,9 +108,13 @@ class Expected:
         :param queues: queues of workers that read commit logs elsewhere: their DAGs are not needed
         """
         return Expected(
-            dags=_CDC_LOG_DAGS,
+            dags=(_LOG_STAGE_DAG, *_SYNC_DAGS),
             lasting_dags=_LASTING_DAGS,
-            needless_dags=(*_without(_COMMIT_LOG_DAGS, _CDC_LOG_DAGS), *map(archive_dag, queues)),
+            needless_dags=(
+                *_dags_of(commitlog_stage, queues),
+                *_dags_of(commitlog_archive, queues),
+                _REPROCESS_DAG,
+            ),
             stages=(LOG_STAGE,),
             lasting_loops=(ALARMS,),
             queues=(),
@@ -133,5 +145,5 @@ def archives(config: Config) -> bool:
     return config.archive.policy != "off"
 
 
-def _without(dags: Sequence[str], others: Sequence[str]) -> tuple[str, ...]:
-    return tuple(dag for dag in dags if dag not in others)
+def _dags_of(loop: Callable[[str], SparkApplication], queues: Sequence[str]) -> tuple[str, ...]:
+    return tuple(dag_of(loop(queue)) for queue in queues)

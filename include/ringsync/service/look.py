@@ -20,9 +20,6 @@ from ringsync.state.undecodable import with_undecodable
 from ringsync.status import STOP_KEY, Status, has_left, known_now, look_at_statuses
 from ringsync.storage.port import ChecksumError, ObjectStore
 
-SPARE_S = 300.0
-"""So much later than planned a run may begin or end, s."""
-
 
 @dataclass(frozen=True)
 class Look:
@@ -99,12 +96,12 @@ def _of_clock(host: str, ahead_ms: int) -> Problem:
 def _dags(
     config: Config, expected: Expected, now_s: float, *, all_tasks: bool
 ) -> tuple[dict[str, DagHealth], list[Problem]]:
-    """Ask how each DAG stands. A loop's last two runs have begun within two runs' time."""
+    """Ask how each DAG stands."""
     found: dict[str, DagHealth] = {}
     reasons = []
-    since = datetime.fromtimestamp(now_s - 2 * config.sync.run_s - SPARE_S, UTC)
+    now = datetime.fromtimestamp(now_s, UTC)
     try:
-        for dag, health in client_of(config).health(expected.all_dags, since, all_tasks=all_tasks).items():
+        for dag, health in client_of(config).health(expected.all_dags, now, all_tasks=all_tasks).items():
             if isinstance(health, DagHealth):
                 found[dag] = health
             else:

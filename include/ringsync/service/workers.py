@@ -99,7 +99,7 @@ def log_reports(statuses: Mapping[str, Status], before: Mapping[str, int]) -> Wo
     name = LOG_STAGE.partition("/")[2]
     report = statuses.get(LOG_STAGE)
     if report is None or report["at_ms"] == before.get(name):
-        silent = "it has given no sign of life: does the DAG scylla_sync run, with a free slot?"
+        silent = "it has given no sign of life: does the DAG scylla_log_stage run, with a free slot?"
     elif "busy" in report:  # what its last cycle told is told again
         silent = "its first cycle has not ended yet: cdcservice status shows how far it is"
     else:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ringsync.config import Config, ConfigError, load_config
-from ringsync.config.last_good import load_last_good
+from ringsync.config.last_good import Outdated, load_last_good
 from ringsync.cql.identifiers import TablePattern, parse_table_patterns
 from ringsync.storage.port import ChecksumError, NotFoundError, ObjectStore, StorageError
 from ringsync.terminal import ExitCode as ExitCode
@@ -67,6 +67,10 @@ class Application:
     options: argparse.Namespace
     patterns: tuple[TablePattern, ...] = ()
     config_error: str = ""
+
+    def outdated(self) -> Callable[[], bool]:
+        """Return what tells whether a good configuration other than this run's is there by now."""
+        return Outdated(self.config_path, self.config)
 
     def of(self, table: tuple[str, str]) -> Application:
         """Return this application as if it were for this table only."""

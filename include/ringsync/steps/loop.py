@@ -5,7 +5,6 @@ A Spark application needs some twenty CPU seconds to start, so windows shorter t
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import json
 import socket
@@ -21,7 +20,7 @@ from ringsync.cluster.session import ClusterError, ClusterSettings, UnreachableE
 from ringsync.config import ConfigError
 from ringsync.state.session import StateUnavailableError
 from ringsync.status import STOP_KEY, read_status
-from ringsync.steps.application import ExitCode, StepError
+from ringsync.steps.application import Application, ExitCode, StepError
 from ringsync.storage.port import ObjectStore, StorageError, UnavailableError
 
 PATIENCE_S = 120.0
@@ -40,45 +39,28 @@ PASSING = (UnavailableError, UnreachableError, StateUnavailableError)
 """Errors that pass by themselves unless the configuration is wrong."""
 
 
-def add_until(parser: argparse.ArgumentParser) -> None:
-    """Add the option ``--until`` of loops that share a DAG run."""
-    parser.add_argument(
-        "--until", type=float, metavar="SECONDS", help="end at this time (since the epoch), or earlier after sync.run_s"
-    )
-
-
-def seconds_left(run_s: float, until: float | None, now_s: float) -> float:
-    """Return how long a loop that begins now may work: one that was killed and started again ends with the others.
-
-    :param run_s: longest time that it may work
-    :param until: time when the others end, seconds since the epoch; None: no others
-    """
-    return run_s if until is None else max(0.0, min(run_s, until - now_s))
-
-
 def cycles(
-    store: ObjectStore,
-    run_s: float,
-    poll_s: float,
+    application: Application,
+    poll_ms: float,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
     *,
     heeds_stop: bool = True,
 ) -> Iterator[int]:
-    """Yield the number of each cycle, from 0. A cycle begins ``poll_s`` seconds after the last one began, or later.
+    """Yield the number of each cycle, from 0, for ``sync.run_s`` seconds, or until the configuration has changed: the
+    next run reads the new one. A cycle begins ``poll_ms`` after the last one began, or later.
 
-    :param run_s: seconds until the loop ends
     :param heeds_stop: whether ``cdcservice stop`` ends it, too
     """
-    end = clock() + run_s
+    end, is_outdated = clock() + application.config.sync.run_s, application.outdated()
     number = 0
     while True:
         began = clock()
         yield number
         number += 1
-        if clock() >= end or (heeds_stop and is_stopped(store)):
+        if clock() >= end or is_outdated() or (heeds_stop and is_stopped(application.store)):
             return
-        sleep(max(0.0, began + poll_s - clock()))
+        sleep(max(0.0, began + poll_ms / 1000 - clock()))
 
 
 def start_workers(spark_context: Any, *modules: str) -> None:
@@ -106,7 +88,7 @@ class AwayError(StepError):
 def starts_again() -> Iterator[None]:
     """Let Airflow start a loop again after an error that passes by itself.
 
-    After a final exit code the loop would not run before all other loops of its DAG run have ended.
+    After a final exit code its run would end, and count as failed.
 
     :raises AwayError: one of :data:`PASSING` was raised
     """
@@ -152,17 +134,14 @@ class Patience:
         return None
 
 
-def connect_patiently(
-    settings: Callable[[], ClusterSettings], until: float | None = None, sleep: Callable[[float], None] = time.sleep
-) -> Session:
+def connect_patiently(settings: Callable[[], ClusterSettings], sleep: Callable[[float], None] = time.sleep) -> Session:
     """Connect to a cluster that may be away for a moment, by secrets and TLS files that may just be being replaced.
 
     :param settings: reads the secrets
-    :param until: time when the loop ends, seconds since the epoch; None: wait for :data:`PATIENCE_S`
     :raises ClusterError: one of its subclasses
     :raises ConfigError: a secret cannot be read
     """
-    deadline = time.monotonic() + seconds_left(PATIENCE_S, until, time.time())
+    deadline = time.monotonic() + PATIENCE_S
     while True:
         try:
             return connect(settings())

@@ -74,7 +74,7 @@ def run(application: Application) -> tuple[Report, ExitCode]:
         changed=None if is_scylla(session) else partial(note_holes_of, store, config),
     )
     patience, error = Patience(), None
-    for _ in cycles(store, config.sync.run_s, config.schema_updater_poll_interval_ms / 1000):
+    for _ in cycles(application, config.schema_updater_poll_interval_ms):
         error = patience.tried(updater.cycle)
         put_status(store, "schema_update", "schema", {**updater.status(), "error": error})
     problems = [*updater.problems, *([error] if error else [])]

@@ -51,6 +51,9 @@ OLD_PAGES_S = 60.0
 """So long a segment that does not reach what its index says, or may not since its node has crashed, is read again: a
 mounted folder may show old pages. Then it is archived as it is."""
 
+TELL_AFTER_S = 600.0
+"""Time after which a run ends that has archived what nobody has read: its end lets ``archive_reprocess`` begin."""
+
 KEPT_ENDS = 64
 """Segments that have left of which a node's loop remembers when they were written last."""
 
@@ -76,15 +79,18 @@ def run(application: Application) -> tuple[Report, ExitCode]:
     def standing() -> dict[str, Any]:
         return {"nodes": archiver.status(), "problems": archiver.problems, "config_error": application.config_error}
 
-    end_s = time.monotonic() + config.sync.run_s
+    began_s = time.monotonic()
+    end_s = began_s + config.sync.run_s
     # A turn takes minutes where uploads are slow.
     with SignOfLife(store, "commitlog_archive", queue, lambda: None, standing()) as life:
-        for _ in cycles(store, config.sync.run_s, config.archive.poll_interval_ms / 1000, heeds_stop=False):
+        for _ in cycles(application, config.archive.poll_interval_ms, heeds_stop=False):
             archiver.cycle(lambda: life.say(standing()), lambda: time.monotonic() >= end_s)
             life.say(standing())
             old_snapshots.clear()
             if queue == DEFAULT_QUEUE:  # one queue does it for all
                 archiver.tidy_aside()
+            if archiver.counts["unread"] and time.monotonic() >= began_s + TELL_AFTER_S:
+                break
     return {"queue": queue, **standing(), **archiver.counts}, ExitCode.OK
 
 
@@ -197,7 +203,7 @@ class Archiver:
         self._unknown = ""
         self._asking, self._tidying = Aside(), Aside()
         self._without_entry: frozenset[str] = frozenset()
-        self.counts: Counter[str] = Counter(segments=0, bytes=0, removed=0)
+        self.counts: Counter[str] = Counter(segments=0, bytes=0, removed=0, unread=0)
 
     def cycle(self, say: Callable[[], None] = lambda: None, is_over: Callable[[], bool] = lambda: False) -> None:
         """Look at all nodes, and archive what is to be archived: some segments of each node in turn, first of the one
@@ -396,7 +402,8 @@ class Archiver:
                 else:
                     node.leaves(segment)
                     node.archived += result > 0
-                    self.counts.update(segments=int(result > 0), bytes=result, removed=1)
+                    unread = int(result > 0 and not committed.has(segment.identity))
+                    self.counts.update(segments=int(result > 0), bytes=result, removed=1, unread=unread)
                 moved()
         return failed
 

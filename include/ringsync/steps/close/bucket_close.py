@@ -70,7 +70,7 @@ def run(application: Application) -> tuple[Report, ExitCode]:
     spark = spark_session(f"bucket_close {application.run}")
     tasks = ("ringsync.steps.close.close_task", "ringsync.steps.passes.replica_task")
     loop.start_workers(spark.sparkContext, "deltalake", *tasks)
-    session = loop.connect_patiently(partial(cluster_settings, config), application.options.until)
+    session = loop.connect_patiently(partial(cluster_settings, config))
     with (
         ControlServer(host=driver_host(spark.sparkContext)) as control,
         SinkFeed(store, sink_of(config)) as feed,
@@ -78,12 +78,11 @@ def run(application: Application) -> tuple[Report, ExitCode]:
         control.watch_limits(store, application.run, cluster_limits(config))
         closer = Closer(application, session, spark.sparkContext, control, feed)
         patience = loop.Patience(lambda: spark_is_gone(spark.sparkContext))
-        run_s = loop.seconds_left(config.sync.run_s, application.options.until, time.time())
-        ending = Timer(run_s, closer.end)
+        ending = Timer(config.sync.run_s, closer.end)
         ending.daemon = True
         ending.start()
         with loop.SignOfLife(store, "bucket_close", "close", closer.at, {"tables": {}, "error": None}) as life:
-            for _ in loop.cycles(store, run_s, config.sync.poll_interval_ms / 1000):
+            for _ in loop.cycles(application, config.sync.poll_interval_ms):
                 began_ms = _now_ms()
                 error = patience.tried(closer.cycle)
                 life.say({"began_ms": began_ms, "tables": closer.status(), "error": error, **closer.problems()})

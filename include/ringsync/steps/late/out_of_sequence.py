@@ -50,7 +50,7 @@ def run(application: Application) -> tuple[Report, ExitCode]:
         control.watch_limits(store, application.run, cluster_limits(config))
         queue = OutOfSequence(session, config.state.keyspace)
         late = LateRows(store, queue, LatePasses(application, session, control.address), goes_on=goes_on)
-        for _ in cycles(store, config.sync.run_s, config.out_of_sequence_processor_poll_interval_ms / 1000):
+        for _ in cycles(application, config.out_of_sequence_processor_poll_interval_ms):
             error = patience.tried(late.cycle)
             put_status(store, "out_of_sequence", "queue", {**late.status(), "error": error or late.error})
     problems = [*late.problems, *([error] if error else [])]

@@ -85,23 +85,22 @@ def run(application: Application) -> tuple[Report, ExitCode]:
     check_layout(store)
     spark = spark_session(f"scylla_log_stage {application.run}")
     loop.start_workers(spark.sparkContext, "ringsync.steps.scylla.log_task")
-    session = loop.connect_patiently(partial(cluster_settings, config), application.options.until)
+    session = loop.connect_patiently(partial(cluster_settings, config))
     if not is_scylla(session):
         raise StepError(
-            "this cluster is no ScyllaDB: its commit logs are read by the DAG commitlog_sync; cdcservice start"
+            "this cluster is no ScyllaDB: its commit logs are read by the DAG commitlog_stage; cdcservice start"
         )
     note_database(store, of_scylla=True)
     create_state(session, config)
     errors = ErrorTable(session, config.state.keyspace, store, config.sync.max_errors_per_hour)
     patience = loop.Patience(lambda: spark_is_gone(spark.sparkContext))
-    run_s = loop.seconds_left(config.sync.run_s, application.options.until, time.time())
     host, queries_per_s = driver_host(spark.sparkContext), config.scylla.queries_per_s
     with ControlServer(host=host, requests_per_s=queries_per_s) as control:
         control.watch_limits(store, application.run, cluster_limits(config))
         stager = LogStager(config, store, session, spark.sparkContext, control, errors)
         error = None
         with loop.SignOfLife(store, "scylla_log_stage", STATUS, lambda: None, {"logs": {}, "error": None}) as life:
-            for _ in loop.cycles(store, run_s, config.sync.poll_interval_ms / 1000):
+            for _ in loop.cycles(application, config.sync.poll_interval_ms):
                 error = patience.tried(stager.cycle)
                 life.say({**stager.status(), "error": error or stager.waits})
     report = {**stager.report(), **({"error": error} if error else {})}

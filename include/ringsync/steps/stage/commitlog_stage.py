@@ -36,7 +36,6 @@ from ringsync.steps.loop import (
     connect_patiently,
     cycles,
     put_status,
-    seconds_left,
     start_workers,
     starts_again,
 )
@@ -84,15 +83,14 @@ def run(application: Application) -> tuple[Report, ExitCode]:
     master = f"local[{config.sync.stage_cores}]"
     spark = spark_session(f"commitlog_stage {application.options.queue} {application.run}", master=master)
     start_workers(spark.sparkContext, "ringsync.steps.stage.stage_task")
-    session = connect_patiently(partial(cluster_settings, config), application.options.until)
+    session = connect_patiently(partial(cluster_settings, config))
     if is_scylla(session):
-        raise StepError("this cluster is ScyllaDB: its CDC logs are read by the DAG scylla_sync; cdcservice start")
+        raise StepError("this cluster is ScyllaDB: its CDC logs are read by the DAG scylla_log_stage; cdcservice start")
     create_state(session, config)
     errors = ErrorTable(session, config.state.keyspace, store, config.sync.max_errors_per_hour)
     patience = Patience(lambda: spark_is_gone(spark.sparkContext))
     stager = Stager(application, session, spark.sparkContext, errors.put)
-    run_s = seconds_left(config.sync.run_s, application.options.until, time.time())
-    for _ in cycles(store, run_s, config.sync.poll_interval_ms / 1000):
+    for _ in cycles(application, config.sync.poll_interval_ms):
         error = patience.tried(stager.cycle)
         put_status(store, "commitlog_stage", application.options.queue, {"nodes": stager.status(), "error": error})
     report = {**stager.report(), **({"error": error} if error else {})}
