@@ -9,7 +9,7 @@ import yaml
 from croniter import croniter
 
 from ringsync.config import Config, ConfigError, load_config
-from ringsync.config.sections import Section
+from ringsync.config.section import Section
 from ringsync.wiring import kafka_settings
 
 MINIMAL = {"server_name": "demo", "cassandra": {"contact_points": ["127.0.0.1"]}, "store": {"url": "lake"}}

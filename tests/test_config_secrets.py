@@ -1,10 +1,15 @@
 """No secret that somebody has written into ringsync.yaml is repeated, wherever it is."""
 
+import os
+import pickle
+import re
 from pathlib import Path
 
 import pytest
 
 from ringsync.config import ConfigError, load_config
+from ringsync.installed import installed
+from ringsync.steps.application import remedy_inside
 from tests.test_config import CLIENT, MINIMAL, OAUTH, with_login, written
 
 
@@ -93,3 +98,51 @@ def test_a_line_that_is_no_yaml_is_not_repeated(tmp_path: Path, secret: str) -> 
     with pytest.raises(ConfigError, match=r"lines? [23]|do not write the secret itself") as caught:
         load_config(written(tmp_path, f"airflow:\n  password: {secret}\n"))
     assert "hunter2" not in str(caught.value)
+
+
+def test_executors_get_the_secrets_that_only_the_driver_can_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A task's code takes them along: not its arguments, its environment, or anything that is shown."""
+    (tmp_path / "token").write_text("hunter-file\n")
+    monkeypatch.setenv("RINGSYNC_PASSWORD_PROD", "hunter-airflow")
+    monkeypatch.setenv("BROKER", "hunter-environment")
+    source = {**MINIMAL["cassandra"], "username": "u", "password": {"airflow_connection": "prod"}}
+    kafka = {**with_login(token={"file": "token"}), "sasl_mechanism": "PLAIN", "tls": {}}
+    kafka |= {"username": "u", "password": {"env": "BROKER"}}
+    config = load_config(written(tmp_path, {**MINIMAL, "cassandra": source, "kafka": kafka}))
+    sent = pickle.dumps(config)
+    for name in ("RINGSYNC_PASSWORD_PROD", "BROKER"):
+        monkeypatch.delenv(name)
+    os.remove(tmp_path / "token")
+    for received in (pickle.loads(sent), pickle.loads(pickle.dumps(pickle.loads(sent)))):
+        secrets = {**received.cassandra.secrets("cassandra"), **received.kafka.secrets("kafka")}
+        assert {secret.resolve(key) for key, secret in secrets.items()} == {
+            "hunter-airflow",
+            "hunter-environment",
+            "hunter-file",
+        }
+        for shown in (repr(received), str(received), received.model_dump_json()):
+            assert "hunter" not in shown
+    with pytest.raises(ConfigError, match="RINGSYNC_PASSWORD_PROD is not set"):
+        config.cassandra.secrets("cassandra")["cassandra.password"].resolve("cassandra.password")  # each time anew
+
+
+def test_a_secret_that_nobody_has_does_not_keep_the_others_from_their_work(tmp_path: Path) -> None:
+    config = load_config(written(tmp_path, {**MINIMAL, "airflow": {"password": {"env": "NOT_HERE"}}}))
+    received = pickle.loads(pickle.dumps(config))
+    with pytest.raises(ConfigError, match="environment variable NOT_HERE is not set"):
+        received.airflow.password.resolve("airflow.password")
+
+
+def test_an_executor_with_another_version_refuses_to_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = pickle.dumps(load_config(written(tmp_path, MINIMAL)))
+    ours = installed()
+    monkeypatch.setattr("ringsync.config.installed", lambda: {**ours, "numpy": "1.0", "java": "11"})
+    with pytest.raises(ConfigError, match=rf"numpy 1\.0, not {re.escape(ours['numpy'])}.*install the same") as caught:
+        pickle.loads(sent)
+    assert remedy_inside(Exception(f"x\nringsync.config.section.ConfigError: {caught.value}\n\n\tat x.y")) == str(
+        caught.value
+    )
+    monkeypatch.setattr("ringsync.config.installed", lambda: {"ringsync": ours["ringsync"], "new": "1"})
+    assert pickle.loads(sent).server_name, "what one side does not say is not compared"

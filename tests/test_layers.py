@@ -12,7 +12,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "include" / "ringsync"
 
 LAYERS = [
-    {"compiled"},
+    {"compiled", "installed"},
     {"cql"},
     {"avro"},
     {"schema", "ring"},

@@ -223,7 +223,8 @@ _PROOF: Form = {
     **{"overdue_ms": _NUMBER, "RUN": str},
 }
 _LOOP: Form = {
-    **{"AT_MS": _NUMBER, "host": str, "error": str, "problems": list, "unreadable": list, "broken": _TEXTS},
+    **{"AT_MS": _NUMBER, "host": str, "installed": _TEXTS},
+    **{"error": str, "problems": list, "unreadable": list, "broken": _TEXTS},
     **{"nodes": {_EACH: _NODE}, "tables": {_EACH: _TABLE}, "logs": {_EACH: _LOG}, "busy": {"SINCE_MS": _NUMBER}},
     **{"unread": _TEXTS, "unread_since_ms": _TIMES, "left_out": _TEXTS, "others_failed": _TEXTS},
     **{"files_broken": int, "commits_broken": _TEXTS, "rows_homeless": _TIMES, "homeless_since_ms": _TIMES},

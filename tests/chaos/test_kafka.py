@@ -12,7 +12,7 @@ import pytest
 import requests
 
 from ringsync.config import Tls
-from ringsync.config.sections import Secret
+from ringsync.config.section import Secret
 from ringsync.config.sync import BrokerOAuth
 from ringsync.streams.files import FileStream
 from ringsync.streams.kafka.client import KafkaSettings, KafkaTopics

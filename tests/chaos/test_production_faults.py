@@ -19,7 +19,7 @@ import pytest
 from cassandra import ConsistencyLevel
 
 from ringsync.config import load_config
-from ringsync.config.sections import connection_variable
+from ringsync.config.section import connection_variable
 from ringsync.ledger.alarms import Alarm, history, raised_now
 from ringsync.ledger.staging import closed_until
 from ringsync.state.session import StateSession

@@ -10,7 +10,8 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 
 from ringsync.cluster.session import ClusterError, ClusterSettings, UnreachableError, connect
-from ringsync.config.sections import ConfigError, Secret, Tls
+from ringsync.config.section import ConfigError, Secret
+from ringsync.config.sections import Tls
 from ringsync.streams.kafka.client import KafkaSettings, KafkaTopics
 from ringsync.streams.kafka.schema_registry import SchemaRegistry
 from ringsync.streams.sink import BrokerUnavailableError

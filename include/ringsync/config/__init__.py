@@ -7,6 +7,7 @@ connection), never values, so that no secret is in arguments, logs, reports or t
 from __future__ import annotations
 
 import re
+import socket
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,9 +15,11 @@ from pydantic import Field, ValidationError, model_validator
 
 import ringsync.config.sections as sections
 from ringsync.config.document import explain, read_document, real_problems
-from ringsync.config.sections import ConfigError, Section, Tls, connection_variable
+from ringsync.config.section import ConfigError, Section, connection_variable
+from ringsync.config.sections import Tls
 from ringsync.config.sync import DEFAULT_QUEUE, Kafka, Metrics, Sync
 from ringsync.cql.identifiers import parse_table_name, portable_name
+from ringsync.installed import differences, installed
 
 __all__ = ["DEFAULT_QUEUE", "Config", "ConfigError", "Kafka", "Tls", "connection_variable", "load_config"]
 
@@ -45,6 +48,18 @@ class Config(Section):
     kafka: Kafka | None = None
     metrics: Metrics = Metrics()
     airflow: sections.Airflow = sections.Airflow()
+
+    def __getstate__(self) -> dict[Any, Any]:
+        """Say beside the configuration, which each task gets, what is installed here."""
+        return {**super().__getstate__(), "installed": installed()}
+
+    def __setstate__(self, state: dict[Any, Any]) -> None:
+        if differing := differences(installed(), state.pop("installed")):
+            raise ConfigError(
+                f"Spark's worker on host {socket.gethostname()} cannot work for this driver: it has "
+                f"{'; '.join(differing)}: install the same on all hosts (docs/deploy.md)"
+            )
+        super().__setstate__(state)
 
     @model_validator(mode="after")
     def _digests_outlive_open_buckets(self) -> Config:

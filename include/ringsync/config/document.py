@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from ringsync.config.sections import ConfigError
+from ringsync.config.section import ConfigError
 
 _SECRETS = {"password", "key_password", "client_secret", "token"}
 _LOGINS = {"schema_registry_login", "oauth", "arguments"}

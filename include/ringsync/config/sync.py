@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
+from ringsync.config.section import Filename, Secret, Section
 from ringsync.config.sections import (
-    Filename,
     Host,
     Hours,
     Milliseconds,
@@ -16,8 +16,6 @@ from ringsync.config.sections import (
     OAuth,
     RegistryLogin,
     Seconds,
-    Secret,
-    Section,
     Tls,
     Url,
     matching,

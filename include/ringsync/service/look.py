@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from ringsync.airflow_client import AirflowClient, AirflowError, DagHealth
 from ringsync.config import Config, ConfigError
+from ringsync.installed import differences
 from ringsync.ledger.database import CDC_LOGS
 from ringsync.ledger.gaps import Gaps
 from ringsync.service.delays import Limits, counted
-from ringsync.service.expected import LOG_STAGE, Expected, expected_in, expected_of
+from ringsync.service.expected import CLOSE, LOG_STAGE, Expected, expected_in, expected_of
 from ringsync.service.health import judges, problems, told_by
 from ringsync.service.lost import look_for_lost
 from ringsync.service.problem import Kind, Problem
 from ringsync.service.show import status_lines
 from ringsync.state.undecodable import with_undecodable
-from ringsync.status import STOP_KEY, Status, has_left, known_now, look_at_statuses
+from ringsync.status import STALE_AFTER_S, STOP_KEY, Status, age_s, has_left, known_now, look_at_statuses
 from ringsync.storage.port import ChecksumError, ObjectStore
 
 
@@ -63,11 +64,12 @@ def look(config: Config, store: ObjectStore, now_s: float, gaps: Gaps | None = N
     asked = statuses, dags, expected, stopped, now_s
     wrong = problems(*asked, limits=limits, damaged=damaged)
     clocks = [_of_clock(host, ahead_ms) for host, ahead_ms in seen.ahead_ms.items()]
+    strangers = _of_installed(statuses, expected, now_s)
     lost = look_for_lost(store, statuses, gaps or Gaps(store))
     missing = (one.problem(store) for one in lost if one.unverified is not None)
     over = tuple(one.key for one in lost if one.unverified is None)
     undecodable = map(_undecodable, with_undecodable(store))
-    found = (*of_airflow, *database, *clocks, *missing, *undecodable, *wrong)
+    found = (*of_airflow, *database, *clocks, *missing, *undecodable, *strangers, *wrong)
     return Look(statuses, dags, stopped, found, judges(*asked, damaged=damaged), over)
 
 
@@ -91,6 +93,23 @@ def _of_clock(host: str, ahead_ms: int) -> Problem:
     way = "ahead of" if ahead_ms > 0 else "behind"
     text = f"host {host}: its clock is {abs(ahead_ms) / 1000:,.1f} s {way} that of the object store: set it, with NTP"
     return Problem(Kind.CLOCK_OFF, host, text)
+
+
+def _of_installed(statuses: Mapping[str, Status], expected: Expected, now_s: float) -> Iterator[Problem]:
+    """Yield the loops that run something else than the loop does that publishes what they stage."""
+    live = {
+        loop: statuses[loop]
+        for loop in expected.loops
+        if loop in statuses and age_s(statuses[loop], now_s) <= STALE_AFTER_S
+    }
+    of_close = live.get(CLOSE, {})
+    for loop, status in live.items():
+        if differing := differences(status.get("installed", {}), of_close.get("installed", {})):
+            text = (
+                f"{loop} on host {status.get('host')} runs {'; '.join(differing)}, as {CLOSE} on host "
+                f"{of_close.get('host')} does: install the same on both; a loop takes it at the begin of its next run"
+            )
+            yield Problem(Kind.INSTALLED_DIFFERS, loop, text)
 
 
 def _dags(

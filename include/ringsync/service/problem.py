@@ -44,6 +44,7 @@ class Kind(StrEnum):
     LOOP_FAILING = "loop-failing"
     STATUS_UNREADABLE = "status-unreadable"
     CLOCK_OFF = "clock-off"
+    INSTALLED_DIFFERS = "installed-differs"
     DAG_PAUSED = "dag-paused"
     DAG_FAILED = "dag-failed"
     AIRFLOW_AWAY = "airflow-away"

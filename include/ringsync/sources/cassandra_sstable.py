@@ -41,6 +41,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
@@ -63,6 +64,9 @@ from ringsync.sources.options import OptionError, checked, for_spark, schema_for
 from ringsync.storage import open_store
 from ringsync.storage.port import ObjectStore
 
+if TYPE_CHECKING:
+    from ringsync.config import Config
+
 OPTIONS = ("path", "table", "schema", "config", "columns", "rows", "damage", "memory", "splits")
 CHOICES = {"rows": ("images", "changes", "values"), "damage": ("fail", "skip")}
 MIB = 2**20
@@ -79,7 +83,7 @@ class SSTableOptions:
     paths: tuple[str, ...]
     table: tuple[str, str] | None
     schema: str | None
-    config: str | None
+    config: Config | None
     columns: tuple[str, ...] | None
     rows: str
     skip_damage: bool
@@ -88,9 +92,7 @@ class SSTableOptions:
 
     def store(self, bucket: str) -> ObjectStore:
         """Open the store of a bucket. The configuration says how to reach it."""
-        from ringsync.config import load_config
-
-        settings = dict(load_config(self.config).store) if self.config else {}
+        settings = dict(self.config.store) if self.config else {}
         return open_store(**{**settings, "url": bucket})
 
     def open_source(self, url: str, descriptor: Descriptor) -> Source:
@@ -134,6 +136,8 @@ class CassandraSSTable(DataSource):  # type: ignore[misc]
 
     @cached_property
     def _chosen(self) -> SSTableOptions:
+        from ringsync.config import load_config
+
         options = checked("cassandra_sstable", self.options, OPTIONS, CHOICES)
         if "path" not in options:
             raise OptionError("cassandra_sstable needs the SSTables: .load('/path/of/snapshots/tag')")
@@ -146,7 +150,7 @@ class CassandraSSTable(DataSource):  # type: ignore[misc]
             tuple(_listed(options["path"])),
             parse_table_name(options["table"]) if "table" in options else None,
             options.get("schema"),
-            options.get("config"),
+            load_config(options["config"]) if "config" in options else None,
             None if columns is None else tuple(_listed(columns)),
             options.get("rows", "images"),
             options.get("damage") == "skip",

@@ -71,7 +71,9 @@ class CassandraTable(DataSource):  # type: ignore[misc]
         return from_arrow_schema(row_image_schema(self.plan().table))
 
     def reader(self, schema: StructType) -> CassandraTableReader:
-        return CassandraTableReader(self._option("config"), self.plan())
+        from ringsync.config import load_config
+
+        return CassandraTableReader(load_config(self._option("config")), self.plan())
 
     def plan(self) -> ScanPlan:
         """Return the scan's plan: the option's, else one made at the first call and kept, so that all tasks agree.
@@ -115,8 +117,8 @@ class SplitPartition(InputPartition):  # type: ignore[misc]
 class CassandraTableReader(DataSourceReader):  # type: ignore[misc]
     """A reader that reads each split of a plan in its own task."""
 
-    def __init__(self, config_path: str, plan: ScanPlan) -> None:
-        self._config_path = config_path
+    def __init__(self, config: Config, plan: ScanPlan) -> None:
+        self._config = config
         self._splits = plan.splits
         self._tasks = max(1, len(plan.splits))
         # Spark sends the reader to every task, and each task its split.
@@ -133,12 +135,10 @@ class CassandraTableReader(DataSourceReader):  # type: ignore[misc]
         if not isinstance(partition, SplitPartition):
             return
         from ringsync.cluster.limits import Limiter
-        from ringsync.config import load_config
 
-        config = load_config(self._config_path)
         # A task cannot ask a driver for permits: it has its share of the limits, as if all tasks ran at once.
-        permits = Limiter(cluster_limits(config).share(self._tasks))
-        yield from bounded(read_split(config, self._plan, partition.split, permits))
+        permits = Limiter(cluster_limits(self._config).share(self._tasks))
+        yield from bounded(read_split(self._config, self._plan, partition.split, permits))
 
 
 def read_split(config: Config, plan: ScanPlan, split: Split, permits: Permits) -> Iterator[pa.RecordBatch]:

@@ -53,6 +53,7 @@ from ringsync.wiring import cluster_limits, cluster_settings
 
 if TYPE_CHECKING:
     from ringsync.cluster.generations import Clocks
+    from ringsync.config import Config
     from ringsync.scylla.log_schema import LogTable
 
 OPTIONS = ("config", "table", "from", "to", "rows", "damage")
@@ -93,16 +94,18 @@ class ScyllaCdcLog(DataSource):  # type: ignore[misc]
 
     def reader(self, schema: StructType) -> ScyllaCdcLogReader:
         options = checked(self.name(), self.options, OPTIONS, CHOICES)
+        from ringsync.config import load_config
+
         for name in ("config", "table"):
             if name not in options:
                 raise OptionError(f"scylla_cdc_log needs the option {name}: .option({name!r}, …)")
-        plan = plan_log(options)
+        config = load_config(options["config"])
         return ScyllaCdcLogReader(
-            options["config"], plan, options.get("rows") == "problems", options.get("damage") == "skip"
+            config, plan_log(options, config), options.get("rows") == "problems", options.get("damage") == "skip"
         )
 
 
-def plan_log(options: dict[str, str]) -> LogPlan:
+def plan_log(options: dict[str, str], config: Config) -> LogPlan:
     """Find a log, its generations, and what to read of them.
 
     :raises OptionError: a time is malformed
@@ -114,13 +117,11 @@ def plan_log(options: dict[str, str]) -> LogPlan:
     from ringsync.cluster.schema import read_table
     from ringsync.cluster.scylla import is_scylla, read_cdc_options
     from ringsync.cluster.session import ClusterError, connect
-    from ringsync.config import load_config
     from ringsync.scylla.generations import intervals
     from ringsync.scylla.log_schema import LOG_SUFFIX, LogTableError, log_table_of
     from ringsync.scylla.progress import OVERLAP_MS
     from ringsync.sources.cdc_log import grouped
 
-    config = load_config(options["config"])
     session = connect(cluster_settings(config))
     if not is_scylla(session):
         raise ClusterError("this cluster is no ScyllaDB: its changes are in commit logs (cassandra_commitlog)")
@@ -183,8 +184,8 @@ class StreamsPartition(InputPartition):  # type: ignore[misc]
 class ScyllaCdcLogReader(DataSourceReader):  # type: ignore[misc]
     """A reader that reads some streams in each task."""
 
-    def __init__(self, config_path: str, plan: LogPlan, wants_problems: bool, skips_damage: bool) -> None:
-        self._config_path, self._plan = config_path, plan
+    def __init__(self, config: Config, plan: LogPlan, wants_problems: bool, skips_damage: bool) -> None:
+        self._config, self._plan = config, plan
         self._wants_problems, self._skips_damage = wants_problems, skips_damage
         self._tasks = max(1, -(-len(plan.parts) // REQUESTS_OF_A_TASK))
 
@@ -198,14 +199,12 @@ class ScyllaCdcLogReader(DataSourceReader):  # type: ignore[misc]
         if not isinstance(partition, StreamsPartition):
             return
         from ringsync.cluster.limits import Limiter
-        from ringsync.config import load_config
         from ringsync.scylla.log_rows import MOST_BYTES
         from ringsync.sources.cdc_log import LogReader, LogReadError, joined
 
-        config = load_config(self._config_path)
         # A task cannot ask a driver for permits: it has its share of the limits, as if all tasks ran at once.
-        permits = Limiter(cluster_limits(config).share(self._tasks))
-        reader = LogReader.open(cluster_settings(config), permits)
+        permits = Limiter(cluster_limits(self._config).share(self._tasks))
+        reader = LogReader.open(cluster_settings(self._config), permits)
         reads = ((None, reader.begin(self._plan.log, *part)()) for part in partition.parts)
         for _, read in joined(reads):
             if read.is_too_large:

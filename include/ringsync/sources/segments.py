@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -28,6 +29,9 @@ from ringsync.schema.system_tables import system_tables
 from ringsync.schema.table import Schema, SchemaError, TableSchema
 from ringsync.storage.port import ObjectStore
 from ringsync.wiring import cluster_settings
+
+if TYPE_CHECKING:
+    from ringsync.config import Config
 
 PART_BYTES = 8 * 2**20
 """Bytes of a segment that a task reads, about."""
@@ -50,7 +54,7 @@ class LogOptions:
 
     paths: tuple[str, ...]
     schema: str | None = None
-    config: str | None = None
+    config: Config | None = None
     tables: tuple[tuple[str, str], ...] = ()
     typed: bool = False
     keystore: str | None = None
@@ -78,12 +82,14 @@ def log_options(options: Mapping[str, str]) -> LogOptions:
 
     :raises ValueError: a position or table name is not valid
     """
+    from ringsync.config import load_config
+
     named = options.get("table", options.get("tables", ""))
     names = [named] if "table" in options else [name.strip() for name in named.split(",") if name.strip()]
     return LogOptions(
         paths=tuple(path.strip() for path in options["path"].split(",") if path.strip()),
         schema=options.get("schema"),
-        config=options.get("config"),
+        config=load_config(options["config"]) if "config" in options else None,
         tables=tuple(parse_table_name(name) for name in names),
         typed="table" in options,
         keystore=options.get("keystore"),
@@ -181,11 +187,10 @@ def _in_store(path: str, options: LogOptions) -> Iterator[_Found]:
 
 def _store_of(path: str, options: LogOptions) -> tuple[ObjectStore, str]:
     """Open the store of a bucket, and return it with the key or folder. The configuration says how to reach it."""
-    from ringsync.config import load_config
     from ringsync.storage import open_store
 
     bucket, _, prefix = path.removeprefix("gs://").partition("/")
-    settings = dict(load_config(options.config).store) if options.config else {}
+    settings = dict(options.config.store) if options.config else {}
     return open_store(**{**settings, "url": f"gs://{bucket}"}), prefix.rstrip("/")
 
 
@@ -343,6 +348,6 @@ def _load_schema(options: LogOptions) -> Schema:
         return parse_schema(Path(options.schema).read_text(), options.schema)
     from ringsync.cluster.schema import read_tables
     from ringsync.cluster.session import connect
-    from ringsync.config import load_config
 
-    return read_tables(connect(cluster_settings(load_config(str(options.config)))))
+    assert options.config is not None, "an option says where the schema is"
+    return read_tables(connect(cluster_settings(options.config)))

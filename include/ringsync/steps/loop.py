@@ -18,6 +18,7 @@ from cassandra.cluster import Session
 
 from ringsync.cluster.session import ClusterError, ClusterSettings, UnreachableError, connect
 from ringsync.config import ConfigError
+from ringsync.installed import installed
 from ringsync.state.session import StateUnavailableError
 from ringsync.status import STOP_KEY, read_status
 from ringsync.steps.application import Application, ExitCode, StepError
@@ -167,7 +168,8 @@ def put_status(store: ObjectStore, application: str, name: str, status: dict[str
 
     :param name: the loop's name among those of its application
     """
-    said = {"at_ms": int(time.time() * 1000), "host": socket.gethostname(), **status}
+    of_host = {"host": socket.gethostname(), "installed": dict(installed())}
+    said = {"at_ms": int(time.time() * 1000), **of_host, **status}
     try:
         store.say(f"status/{application}/{name}.json", json.dumps(said).encode())
     except StorageError as error:
@@ -193,7 +195,9 @@ class SignOfLife:
         before: Mapping[str, Any] = {"at_ms": int(time.time() * 1000), **first}
         with suppress(StorageError):  # the archive works while the store is away
             before = read_status(store, f"{application}/{name}") or before
-        self._status = {key: value for key, value in before.items() if key not in ("at_ms", "host", "busy")}
+        self._status = {
+            key: value for key, value in before.items() if key not in ("at_ms", "host", "installed", "busy")
+        }
         self._written_s = before.get("busy", {}).get("since_ms", before["at_ms"]) / 1000
         self._lock = threading.Lock()
         self._ended = threading.Event()

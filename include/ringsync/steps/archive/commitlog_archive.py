@@ -22,12 +22,11 @@ from ringsync.cluster.cluster import read_hosts, read_settings
 from ringsync.cluster.session import connect
 from ringsync.config import DEFAULT_QUEUE, Config
 from ringsync.ledger.archive import READ, WAITING, ShortSegmentError, archive_segment, is_waiting, tidy
-from ringsync.ledger.finished_segments import SegmentIds, finished_segments
 from ringsync.ledger.gaps import get_unread, put_unread
-from ringsync.ledger.staging import Written, commit_keys, get_commit
 from ringsync.status import forget
 from ringsync.steps.application import Application, ExitCode, Report
 from ringsync.steps.archive.aside import Aside
+from ringsync.steps.archive.committed import committed_of
 from ringsync.steps.archive.raw_folder import TOTAL_SPACE, RawFolder, RawSegment, look, total_space
 from ringsync.steps.archive.upload_pace import UploadPace
 from ringsync.steps.bootstrap.old_snapshots import ClearsAside
@@ -144,24 +143,6 @@ class ArchivedNode:
         self.unread.pop(segment.identity, None)
         for identity in sorted(self.left_ms)[:-KEPT_ENDS]:
             del self.left_ms[identity]
-
-
-@dataclass(frozen=True)
-class Committed:
-    """What ``commitlog_stage`` has committed of a node's log.
-
-    :ivar finished: ids of segments that it has wholly committed of late
-    :ivar folded: ids of those that it had committed long ago
-    :ivar written: write times of the rows of segments, as far as they are known
-    """
-
-    finished: Collection[int] = ()
-    folded: SegmentIds = field(default_factory=SegmentIds)
-    written: Mapping[int, Written] = field(default_factory=dict)
-
-    def has(self, identity: int) -> bool:
-        """Tell whether a segment is wholly committed."""
-        return identity in self.finished or identity in self.folded
 
 
 class _Cluster:
@@ -307,7 +288,7 @@ class Archiver:
         """
         oldest_ms = time.time() * 1000 - self._settings.retention_days * 86_400_000
         removed, self._without_entry = tidy(
-            *(self._store, oldest_ms, lambda node, identity: self._committed(node).has(identity)),
+            *(self._store, oldest_ms, lambda node, identity: committed_of(self._store, node).has(identity)),
             self._without_entry,
         )
         self.counts["forgotten"] += removed
@@ -370,7 +351,7 @@ class Archiver:
 
         :returns: what has failed, by segment id
         """
-        committed, keeps_all = self._committed(node.node), self._settings.policy == "always"
+        committed, keeps_all = committed_of(self._store, node.node), self._settings.policy == "always"
 
         def move(segment: RawSegment) -> int | Exception:
             is_read, uploaded = committed.has(segment.identity), 0
@@ -406,14 +387,6 @@ class Archiver:
                     self.counts.update(segments=int(result > 0), bytes=result, removed=1, unread=unread)
                 moved()
         return failed
-
-    def _committed(self, node: str) -> Committed:
-        """Return what ``commitlog_stage`` has committed of a node's log."""
-        with suppress(ChecksumError):  # the stage reports it; whatever it has read is archived once more
-            if keys := commit_keys(self._store, node):
-                last = get_commit(self._store, keys[-1])
-                return Committed(last.finished, finished_segments(self._store, node), last.written)
-        return Committed()
 
     def _not_ours(self, node: ArchivedNode) -> str | None:
         """Tell why a folder is not this node's, by the claims of ``commitlog_stage``; claim it if nobody has."""

@@ -19,7 +19,8 @@ from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 from confluent_kafka.schema_registry.error import OAuthTokenError, SchemaRegistryError
 
 from ringsync.avro.mapping import AvroRecord
-from ringsync.config.sections import ConfigError, RegistryLogin, Tls
+from ringsync.config.section import ConfigError
+from ringsync.config.sections import RegistryLogin, Tls
 from ringsync.streams.sink import BrokerUnavailableError, RelayError
 
 TIMEOUT_SECONDS = 10
