@@ -118,10 +118,14 @@ class Pipeline:
             with_suppressed(os.kill, pid, signal.SIGKILL)
         process.wait()
 
-    def end(self) -> None:
-        """Kill whatever runs."""
-        for name in list(self.running):
-            self.kill(name)
+    @contextmanager
+    def ending(self) -> Iterator[Pipeline]:
+        """The loops, all of which have ended when this ends."""
+        try:
+            yield self
+        finally:
+            for name in list(self.running):
+                self.kill(name)
 
 
 def with_suppressed(function: Callable[..., object], *arguments: object) -> None:
@@ -135,11 +139,8 @@ def with_suppressed(function: Callable[..., object], *arguments: object) -> None
 @contextmanager
 def pipeline(conf: Path, folder: Path, cache: Path) -> Iterator[Pipeline]:
     """The loops, all of which have ended when this ends."""
-    found = Pipeline(conf, folder, cache)
-    try:
+    with Pipeline(conf, folder, cache).ending() as found:
         yield found
-    finally:
-        found.end()
 
 
 def wait_until_drained(store: ObjectStore, timeout_s: float, check: Callable[[], object] = lambda: None) -> None:
