@@ -58,7 +58,8 @@ class SparkCluster(Server):
         settings.write_text(
             f"spark.authenticate true\nspark.authenticate.secret {self.secret}\n"
             "spark.network.crypto.enabled true\nspark.io.encryption.enabled true\n"
-            "spark.executor.memory 640m\n"
+            # Of one application: the first one would take them all.
+            f"spark.executor.memory 640m\nspark.deploy.defaultCores {len(self.packages)}\n"
         )
         try:
             self._start()

@@ -1,5 +1,5 @@
-"""The sync as production runs it: a Spark cluster, a host that stages, one that submits, and a bucket. They have nothing
-in common but the store, the package and the configuration, of which each has a copy in a folder of its own."""
+"""The sync as production runs it: a Spark cluster, a host that stages, one that submits, and a bucket. They have
+nothing in common but the store, the package and the configuration, of which each has a copy in a folder of its own."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def closer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Closer:
     found._rings, found._other_rings, found._absent, found._unread = {}, {}, AbsentTables(), {}
     found._agree = lambda: True  # type: ignore[assignment]
     found._looked, found._others_failed = found._plan, {}
-    found._unread_since_ms, found._session = {}, None
+    found._unread_since_ms, found._session, found._unheard = {}, None, frozenset()
     found._closed_until, found._complete_until = 0, None
     found._over, found._had_turns, found._serving = False, False, None
     found._feed = SimpleNamespace(status=lambda topic: None, watch=lambda topic: None, announce=None)  # type: ignore[assignment]

@@ -62,6 +62,46 @@ def test_a_node_that_is_not_read_is_waited_for_so_long_and_named() -> None:
         )
 
 
+C = Host("3", "10.0.0.3", 9042, "dc", "r", ())
+OTHERS = {"q1": status(clear_at_ms=NOW - 700), "q2": status(clear_at_ms=NOW - 900, node="2")}
+
+
+def test_the_others_agree_without_a_node_that_was_not_read_for_a_minute() -> None:
+    """A host that is patched for an hour made all rows of its ranges wait until their buckets closed."""
+    for since_ms, unheard in (({}, set()), ({"3": NOW - 59_000}, set()), ({"3": NOW - 60_000}, {"3"})):
+        found = progress((A, B, C), OTHERS, queue_of, NOW, PATIENCE, since_ms)
+        assert found.unheard == unheard
+        assert "10.0.0.3:9042" in found.unread
+
+
+def test_where_most_are_not_read_all_are_waited_for() -> None:
+    """Airflow or the store was away: the first worker that is back must not publish what only its nodes have."""
+    for statuses, away in (({"q1": OTHERS["q1"]}, ("2", "3")), ({}, ("1", "2", "3"))):
+        assert progress((A, B, C), statuses, queue_of, NOW, PATIENCE, dict.fromkeys(away, NOW - HOUR)).unheard == set()
+    assert progress((A, C), {"q1": OTHERS["q1"]}, queue_of, NOW, PATIENCE, {"3": NOW - HOUR}).unheard == set()
+
+
+def test_a_worker_that_comes_back_is_heard_once_it_has_nearly_caught_up() -> None:
+    """It stopped the closing of all buckets until it had read the day that it was away (K9)."""
+    behind = {**OTHERS, "q3": status(clear_at_ms=NOW - HOUR, node="3")}
+    found = progress((A, B, C), behind, queue_of, NOW, PATIENCE, {"3": NOW - HOUR})
+    assert (found.staged_until, found.unheard, found.since_ms) == (NOW - PATIENCE, {"3"}, {"3": NOW - HOUR})
+    assert "is 3,599 s behind the others'" in found.unread["10.0.0.3:9042"]
+    near = {**OTHERS, "q3": status(clear_at_ms=NOW - PATIENCE, node="3")}
+    found = progress((A, B, C), near, queue_of, NOW, PATIENCE, {"3": NOW - HOUR})
+    assert (found.staged_until, found.unheard, found.since_ms) == (NOW - PATIENCE, set(), {})
+
+
+def test_a_worker_that_was_away_for_a_moment_is_waited_for() -> None:
+    """However old its backlog is: after an outage of all, one begins some seconds later than the others."""
+    behind = {**OTHERS, "q3": status(clear_at_ms=NOW - HOUR, node="3")}
+    found = progress((A, B, C), behind, queue_of, NOW, PATIENCE, {"3": NOW - PATIENCE + 1})
+    assert (found.staged_until, found.unheard, found.since_ms) == (NOW - HOUR, set(), {})
+    together = {f"q{n}": status(clear_at_ms=NOW - HOUR - 1000 * int(n), node=n) for n in "123"}
+    found = progress((A, B, C), together, queue_of, NOW, PATIENCE, {"3": NOW - HOUR})
+    assert (found.staged_until, found.unread) == (NOW - HOUR - 3000, {})
+
+
 def test_without_nodes_the_clock_counts() -> None:
     assert progress((), {}, queue_of, NOW, PATIENCE, {}).staged_until == NOW
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import pairwise
 
@@ -103,6 +103,14 @@ class RingSnapshot:
     def _digest(self, hosts: Iterable[list[object]]) -> str:
         description = [sorted(hosts), [self.replication.strategy, sorted(self.replication.factors)]]
         return hashlib.sha256(json.dumps(description).encode()).hexdigest()
+
+    def without_logs_of(self, nodes: Collection[str]) -> RingSnapshot:
+        """Return the ring as it is if the logs of some more nodes are not read.
+
+        :param nodes: their ids
+        """
+        hosts = (replace(host, is_read=False) if host.id in nodes else host for host in self.hosts)
+        return replace(self, hosts=tuple(hosts))
 
     @cached_property
     def epoch(self) -> Epoch:

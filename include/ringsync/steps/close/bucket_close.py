@@ -125,6 +125,7 @@ class Closer:
         self._rings: dict[str, RankedRing] = {}
         self._other_rings: dict[str, RingSnapshot] = {}
         self._unread: Mapping[str, str] = {}
+        self._unheard: frozenset[str] = frozenset()
         self._closed_until = closed_until(self._store)
         self._complete_until: int | None = None
         self._over, self._had_turns = False, False
@@ -227,6 +228,7 @@ class Closer:
         assert self._plan is not None
         if keyspace in self._plan.replications:
             ring = self._plan.ring(keyspace)
+            ring = ring.without_logs_of(self._unheard) if self._unheard else ring
         elif keyspace in self._other_rings:
             ring = self._other_rings[keyspace]
         else:
@@ -295,7 +297,7 @@ class Closer:
         length = plan.interval.length
         window = (self._config.commitlog_processor_window_count - 1) * length
         staged = self._progress(plan, now_ms, window + length)
-        self._unread, self._unread_since_ms = staged.unread, staged.since_ms
+        self._unread, self._unread_since_ms, self._unheard = staged.unread, staged.since_ms, staged.unheard
 
         def latest(moment_ms: int) -> int:
             return (moment_ms - window) // length * length

@@ -1,8 +1,9 @@
 """The moment up to which buckets may close: closing follows what has been staged, not only the clock.
 
 A bucket closes one window after its end, and once every node that is read has staged all that it had logged by then. So
-a backlog, however old, drains through its own buckets. A node that is up but not read delays closing by one window more
-at most, and is reported; a node that is down does not delay it.
+a backlog, however old, drains through its own buckets. A node that is down does not delay it. A node that is up but not
+read delays closing by one window more at most, and is reported; after a minute the others no longer need it to agree.
+When its worker comes back with a long backlog, it is read, but not heard before it has nearly caught up: nobody waits.
 """
 
 from __future__ import annotations
@@ -19,6 +20,10 @@ if TYPE_CHECKING:  # whoever looks at statuses needs neither driver nor kernels
     from ringsync.config.sync import Sync
     from ringsync.steps.sync_plan import SyncPlan
 
+UNHEARD_MS = 60_000
+"""So long a node is waited for that is not read, ms, until the other replicas publish that on which they agree: a loop
+that is killed is at work again after a minute."""
+
 ALL_LOGS = "the CDC logs"
 """In place of a node's address in ``Progress.unread``: Scylla's logs belong to no node."""
 
@@ -30,11 +35,13 @@ class Progress:
     :ivar staged_until: ms since the epoch: all that was logged until then is staged, but for nodes in ``unread``
     :ivar unread: why a node that is up is not read, by its address; or why :data:`ALL_LOGS` are not
     :ivar since_ms: time since when it is not read, by host id
+    :ivar unheard: ids of the nodes without which the others agree
     """
 
     staged_until: int
     unread: Mapping[str, str]
     since_ms: Mapping[str, int]
+    unheard: frozenset[str] = frozenset()
 
 
 def progress(
@@ -54,18 +61,24 @@ def progress(
     :param since_ms: ``since_ms`` of the progress before
     """
     staged, unread, since = [now_ms], {}, {}
-    for host in hosts:
-        if not host.up:
-            continue
-        queue = queue_of(host)
-        clear_at, reason = _staged(statuses.get(queue), host.id, queue, now_ms)
+    live = [host for host in hosts if host.up]
+    stood = {host.id: _staged(statuses.get(queue_of(host)), host.id, queue_of(host), now_ms) for host in live}
+    heard = (clear_at for node, (clear_at, reason) in stood.items() if not reason and node not in since_ms)
+    foremost = max(heard, default=0)
+    for host in live:
+        clear_at, reason = stood[host.id]
+        away_ms, behind_ms = now_ms - since_ms.get(host.id, now_ms), foremost - clear_at
+        if not reason and away_ms >= patience_ms and behind_ms >= patience_ms:
+            reason = f"its log is read again, and is {behind_ms / 1000:,.0f} s behind the others'"
         if reason:
             unread[host.endpoint] = reason
             since[host.id] = since_ms.get(host.id, now_ms)
-            if now_ms - since[host.id] >= patience_ms:
+            if away_ms >= patience_ms:
                 clear_at = max(clear_at, now_ms - patience_ms)
         staged.append(clear_at)
-    return Progress(min(staged), unread, since)
+    unheard = frozenset(node for node, moment_ms in since.items() if now_ms - moment_ms >= UNHEARD_MS)
+    # If they are no minority, all that reads is in trouble, not a host: then all are waited for.
+    return Progress(min(staged), unread, since, unheard if 2 * len(unheard) < len(live) else frozenset())
 
 
 def progress_of(
