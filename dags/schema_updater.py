@@ -1,7 +1,8 @@
 """Keep the history of all tables, and publish schema changes.
 
-**What it does.** Every `schema_updater_poll_interval_ms` a loop asks a node whether its schema changed. If so, it records
-new versions of tables, and publishes the statements that make the new schema of the old one. The first run publishes the present schema.
+**What it does.** Every `schema_updater_poll_interval_ms` a loop asks a node whether its schema changed. If so, it
+records new versions of tables, and publishes the statements that make the new schema of the old one. The first run
+publishes the present schema.
 
 **Inputs.** `system_schema` of the cluster, and `ringsync.yaml` (`RINGSYNC_CONFIG`).
 
