@@ -115,6 +115,38 @@ def test_a_loop_ends_with_its_cycle_when_the_configuration_has_changed(
     assert len(done) == ends_after
 
 
+def test_late_rows_that_take_hours_are_left_to_the_next_run_when_the_configuration_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conf, goes_on = tmp_path / "ringsync.yaml", []
+    conf.write_text(GOOD)
+    os.utime(conf, (time.time() - 90,) * 2)
+
+    class Late:
+        error, problems, counts = None, (), {}  # type: ignore[var-annotated]
+
+        def __init__(self, *_: Any, goes_on: Callable[[], bool]) -> None:
+            self._goes_on = goes_on
+
+        def status(self) -> dict[str, Any]:
+            return {}
+
+        def cycle(self) -> None:
+            for number in range(6):
+                if number == 3:
+                    conf.write_text(GOOD + "archive: {policy: always}\n")
+                    os.utime(conf, (time.time() - 60,) * 2)
+                goes_on.append(self._goes_on())
+
+    for name in ("check_layout", "connect_patiently", "create_state", "OutOfSequence", "LatePasses"):
+        monkeypatch.setattr(out_of_sequence, name, lambda *_: None)
+    monkeypatch.setattr(out_of_sequence, "LateRows", Late)
+    given: Any = (load_config(conf), LocalStore(tmp_path / "lake"), None, "run", SimpleNamespace())
+    report, code = out_of_sequence.run(Application("out_of_sequence", str(conf), *given))
+    assert goes_on == [True] * 3 + [False] * 3
+    assert code == ExitCode.OK, report
+
+
 def test_a_status_waits_for_no_writer_that_stands_still(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An old loop was suspended while it put its own: the new one ended no cycle."""
     monkeypatch.setattr(local, "LOCK_SECONDS", 0.0)
