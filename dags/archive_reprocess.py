@@ -8,7 +8,7 @@ all archived logs with writes of this interval again: what was published is reco
 **Inputs.** `cdc/` and, for an interval, `cdc_archive/` in the object store; the cluster; `ringsync.yaml`
 (`RINGSYNC_CONFIG`).
 
-**Outputs.** Commits and rows under `staging/`, which `commitlog_sync` and `out_of_sequence` publish, and the report
+**Outputs.** Commits and rows under `staging/`, which `bucket_close` and `out_of_sequence` publish, and the report
 `reports/archive_reprocess/<run>.json` in the object store.
 
 **To re-run.** Clear the task, or trigger the DAG again: a log is read once, and rows that were published are dropped.

@@ -9,9 +9,11 @@ finished segments. It goes on while the sync is stopped or broken: then it is ne
 
 **Outputs,** all in the object store: `cdc/<node>/<segment>.log`, its index and its entry; numbers every few seconds
 under `status/commitlog_archive/`, and a report per task, `reports/commitlog_archive/<run>.json`. The end of each run
-changes the asset `ringsync_archive`; then the DAG `archive_reprocess` reads what is there.
+changes the asset `ringsync_archive`; then the DAG `archive_reprocess` reads what is there. So a run that has archived
+what nobody has read ends after ten minutes.
 
-**To re-run.** Nothing to do: Airflow starts a killed task again after five seconds, and the next run begins by itself.
+**To re-run.** Nothing to do: Airflow starts a killed task again after five seconds. A run ends after `sync.run_s`
+seconds, or when `ringsync.yaml` has changed; then the next run begins by itself.
 
 **When it fails.** A node that has too little room, or whose folder cannot be looked at, fails no run, since the others
 need theirs: `cdcservice status` names it, and docs/archive.md says what to do. While the configuration is wrong, it

@@ -5,7 +5,7 @@ changes into the base, so that readers have few changes to look through. A table
 seconds, or when its changes are more than `replica.merge_rows_fraction` of its rows. A base whose files cannot show the
 schema after an `ALTER TABLE` is written again.
 
-**Inputs.** Replicas that `bootstrap_table` has made and `commitlog_sync` has changed. The parameter *table* names a
+**Inputs.** Replicas that `bootstrap_table` has made and `bucket_close` has changed. The parameter *table* names a
 table to merge now.
 
 **Outputs.** The tables `base` and `changes` of `replica/<keyspace>/<table>/`, and the report

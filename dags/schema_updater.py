@@ -1,8 +1,8 @@
 """Keep the history of all tables, and publish schema changes.
 
-**What it does.** A loop works for `sync.run_s` seconds; then the next run begins. Every
-`schema_updater_poll_interval_ms` it asks a node whether its schema changed. If so, it records new versions of tables,
-and publishes the statements that make the new schema of the old one. The first run publishes the present schema.
+**What it does.** Every `schema_updater_poll_interval_ms` a loop asks a node whether its schema changed. If so, it
+records new versions of tables, and publishes the statements that make the new schema of the old one. The first run
+publishes the present schema.
 
 **Inputs.** `system_schema` of the cluster, and `ringsync.yaml` (`RINGSYNC_CONFIG`).
 
@@ -11,7 +11,8 @@ and publishes the statements that make the new schema of the old one. The first 
 numbers under `status/schema_update/`, and the report `reports/schema_update/<run>.json`.
 
 **To re-run.** Nothing to do: Airflow starts a killed loop again after five seconds, and the loop goes on where it was.
-The next run begins by itself. `cdcservice start` and `stop` switch the sync on and off.
+A run ends after `sync.run_s` seconds, or when `ringsync.yaml` has changed; then the next run begins by itself.
+`cdcservice start` and `stop` switch the sync on and off.
 
 **When it fails.** The sync goes on: it finds changes of the tables that it follows by itself. `cdcservice status` names
 tables whose history is held up; the last line of the task's log says what failed and what to do. After exit code 3

@@ -12,8 +12,7 @@ cluster.
 
 **To re-run.** Nothing to do: Airflow starts a killed loop again after five seconds, and the loop goes on where it was.
 A run ends after `sync.run_s` seconds, or when `ringsync.yaml` has changed; then the next run begins by itself.
-`cdcservice start` and `stop` switch the sync on and off; `start` asks the cluster which
-database it is.
+`cdcservice start` and `stop` switch the sync on and off; `start` asks the cluster which database it is.
 
 **When it fails.** `cdcservice status` shows what stands still and why; the last line of the task's log says what failed
 and what to do. After exit code 3 (configuration, connection or rights) the next run tries again.

@@ -222,7 +222,7 @@ def test_stop_without_airflow_says_what_it_did(configuration: Path, capsys: pyte
     shown = capsys.readouterr()
     assert "Airflow is not reachable at http://127.0.0.1:9" in shown.err
     assert "the loops end all the same, after their cycle" in shown.out
-    assert "still on in Airflow: commitlog_sync, out_of_sequence" in shown.out
+    assert "still on in Airflow: commitlog_stage, bucket_close, out_of_sequence" in shown.out
     assert store_of(load_config(configuration)).stat(STOP_KEY) is not None
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from ringsync.config import ConfigError, load_config
 from ringsync.config import last_good as kept
-from ringsync.config.last_good import load_last_good, what_is_wrong
+from ringsync.config.last_good import Outdated, load_last_good, what_is_wrong
 
 GOOD = "server_name: s\ncassandra: {contact_points: [10.0.0.1]}\nstore: {url: lake}\n"
 
@@ -140,3 +141,67 @@ def test_outside_of_airflow_nothing_is_kept(tmp_path: Path, conf: Path, monkeypa
     (tmp_path / "home").mkdir()
     load_last_good(conf)
     assert not [*(tmp_path / "home").iterdir()]
+
+
+def test_a_run_is_outdated_once_another_good_configuration_is_there(home: Path, conf: Path) -> None:
+    write(conf, GOOD, 300)
+    is_outdated = Outdated(conf, load_config(conf))
+    assert not is_outdated()
+    write(conf, GOOD + "# a comment\n", 200)
+    assert not is_outdated(), "it says the same"
+    write(conf, GOOD.replace("lake", "sea"), 0)
+    assert not is_outdated(), "an editor may still be writing it"
+    os.utime(conf, (time.time() - 10,) * 2)
+    assert is_outdated()
+    assert is_outdated(), "whoever asks again gets the same answer"
+    write(conf, GOOD, 100)
+    assert not is_outdated(), "it is as before again"
+
+
+@pytest.mark.parametrize(("text", "reason"), WRONG.values(), ids=WRONG)
+def test_a_wrong_file_makes_no_run_outdated_and_is_named_until_it_is_right(
+    home: Path, conf: Path, text: str | None, reason: str
+) -> None:
+    """The next run would only fail, or go on with the last good one, too."""
+    write(conf, GOOD, 300)
+    config, wrong = load_last_good(conf)
+    is_outdated = Outdated(conf, config, wrong)
+    assert (is_outdated(), is_outdated.wrong) == (False, "")
+    write(conf, text) if text is not None else conf.unlink()
+    assert not is_outdated()
+    assert is_outdated.wrong.startswith(f"the last good configuration is used: {conf}: ")
+    assert reason in is_outdated.wrong
+    begun_meanwhile = Outdated(conf, *load_last_good(conf))
+    assert (begun_meanwhile(), begun_meanwhile.wrong) == (False, is_outdated.wrong)
+    write(conf, GOOD, 200)
+    assert (is_outdated(), is_outdated.wrong) == (False, "")
+    assert (begun_meanwhile(), begun_meanwhile.wrong) == (False, ""), "the archive said so until the end of its run"
+    write(conf, GOOD.replace("lake", "sea"), 100)
+    assert is_outdated()
+
+
+def test_a_disk_that_is_away_for_a_moment_hides_no_change(
+    home: Path, conf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(conf, GOOD, 300)
+    is_outdated = Outdated(conf, load_config(conf))
+    write(conf, GOOD.replace("lake", "sea"))
+    with monkeypatch.context() as away:
+        away.setattr(Path, "read_text", lambda *_, **__: (_ for _ in ()).throw(OSError(116, "Stale file handle")))
+        assert not is_outdated()
+        assert "Stale file handle" in is_outdated.wrong
+    assert is_outdated()
+
+
+def test_a_file_is_parsed_once_for_each_change(home: Path, conf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loops ask each second, and on the hosts of Cassandra."""
+    write(conf, GOOD, 300)
+    is_outdated, parsed = Outdated(conf, load_config(conf)), []
+    monkeypatch.setattr(kept, "parse_config", lambda *given: parsed.append(given) or load_config(conf))
+    for text in (GOOD, GOOD + "# more\n", GOOD + "#\n", GOOD + "kafca: null\n"):
+        write(conf, text, 200 - len(text))
+        parsed.clear()
+        for _ in range(3):
+            with suppress(ConfigError):
+                is_outdated()
+        assert len(parsed) == 1

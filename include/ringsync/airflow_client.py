@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from types import MappingProxyType
@@ -20,8 +20,11 @@ ENDED_S = 7200.0
 """Time for which runs that have ended are asked for all at once, s: longer than Airflow waits for a worker."""
 
 WORKED_S = 300.0
-"""So long a task must have run, s, that the end of the run before it says nothing any more. A login that is refused
-takes two minutes to fail."""
+"""So long the task of a loop must have run, s, that the end of the run before it says nothing any more. A login that is
+refused takes two minutes to fail."""
+
+CONTINUOUS = "@continuous"
+"""What Airflow calls the schedule of loops."""
 
 PAGE = 1000
 """Rows of a listing that are asked for at once. Airflow may give fewer (``[api] maximum_page_limit``)."""
@@ -82,7 +85,7 @@ class DagHealth:
 
     :ivar run: the run that began last; None: it never ran
     :ivar ended: the last one that has ended: a loop that fails for good is begun again at once. None: there is none, or
-        ``run`` has worked for so long since that the end of the one before it says nothing any more
+        ``run`` is that of a loop, and has worked for so long that the end of the one before it says nothing any more
     """
 
     paused: bool
@@ -182,43 +185,47 @@ class AirflowClient:
         tasks = self._request("GET", f"dags/{quote(dag)}/dagRuns/~/taskInstances?{states}")["task_instances"]
         return sorted(task["task_id"] for task in tasks)
 
-    def newest_run(self, dag: str) -> RunState | None:
-        """Read the state of a DAG's newest run; None: there is none."""
-        runs = self._request("GET", f"dags/{quote(dag)}/dagRuns?limit=1&order_by=-run_after")["dag_runs"]
+    def newest_run(self, dag: str, *, ended: bool = False) -> RunState | None:
+        """Read the state of a DAG's newest run, or of the newest that has ended; None: there is none."""
+        states = "&state=success&state=failed" if ended else ""
+        runs = self._request("GET", f"dags/{quote(dag)}/dagRuns?limit=1&order_by=-run_after{states}")["dag_runs"]
         return self._with_tasks(dag, runs[0]) if runs else None
 
     def health(self, dags: Sequence[str], now: datetime, *, all_tasks: bool) -> dict[str, DagHealth | str]:
-        """Ask how DAGs stand, of all at once: a sync has one for each queue. Those of which no run goes on, and none
-        has ended lately, are asked one by one.
+        """Ask how DAGs stand, of all at once: a sync has some for each queue. Those of which no run has ended lately
+        are asked one by one, but for loops that run.
 
         :param all_tasks: False: of runs that go well tasks are left out, of others those that have not failed
         :returns: by DAG; a text: why nothing is known of it
         """
         known = {dag["dag_id"]: dag for dag in self._listed("GET", "dags?tags=ringsync&order_by=dag_id", "dags")}
-        since = (now - timedelta(seconds=ENDED_S)).isoformat()
+        loops = {dag for dag in dags if dag in known and known[dag]["timetable_summary"] == CONTINUOUS}
+        since = now - timedelta(seconds=ENDED_S)
         unfinished = self._newest(dags, states=["running", "queued"])
-        ended = self._newest(dags, states=["success", "failed"], end_date_gte=since)
         began = {"state": "running", "start_date_lte": (now - timedelta(seconds=WORKED_S)).isoformat()}
-        for dag, run in self._tasks(began):
-            if dag in unfinished and unfinished[dag]["dag_run_id"] == run:
-                ended.pop(dag, None)
+        worked = {dag for dag, run in self._tasks(began) if dag in unfinished and unfinished[dag]["dag_run_id"] == run}
+        ended: dict[str, Mapping[str, Any]] = {}
+        for some in (loops - worked, {*dags} - loops):
+            ended |= self._newest(sorted(some), states=["success", "failed"], end_date_gte=since.isoformat())
         newest = {**ended, **unfinished}
-        runs = (run for dag in newest for run in (newest[dag], ended.get(dag)) if run is not None)
-        shown = [run for run in runs if all_tasks or run["state"] != "success"]
-        tasks = self._tasks_of(shown) if all_tasks else self._tasks({"state": "failed", "end_date_gte": since})
+        listed = {dag for dag in newest if dag in ended or dag in loops}
+        runs = [run for dag in sorted(listed) for run in (newest[dag], ended.get(dag)) if run is not None]
+        tasks = self._tasks_of(runs) if all_tasks else self._failed_tasks(runs, loops, since)
         found: dict[str, DagHealth | str] = {}
         for dag in dags:
             try:
                 is_sound = dag in known and not known[dag]["has_import_errors"]
                 paused = bool(known[dag]["is_paused"]) if is_sound else self.is_paused(dag)
-                if dag in newest:
+                if dag in listed:
                     pair = (newest[dag], ended.get(dag))
                     found[dag] = DagHealth(
                         paused, *(None if run is None else _run_state(run, tasks.get(_key(run), ())) for run in pair)
                     )
                 else:
                     last = self.newest_run(dag)
-                    found[dag] = DagHealth(paused, last, last)
+                    found[dag] = DagHealth(
+                        paused, last, last if last is None or last.finished else self.newest_run(dag, ended=True)
+                    )
             except AirflowUnreachableError:
                 raise
             except (AirflowError, ValueError, KeyError, TypeError) as error:
@@ -232,12 +239,33 @@ class AirflowClient:
         return _by_run(self._listed("POST", f"{_ALL_TASKS}/list", "task_instances", body) if runs else ())
 
     def _newest(self, dags: Sequence[str], **which: Any) -> dict[str, Mapping[str, Any]]:
-        """Return the newest of some runs of each DAG, by DAG.
+        """Return the newest of some runs of each DAG, by DAG. Loops that fail again and again have thousands: no more
+        pages are read once each DAG has one.
 
         :param which: fields of the request that say which runs
         """
-        asked = {"dag_ids": [*dags], "order_by": "run_after", **which}
-        return {run["dag_id"]: run for run in self._listed("POST", "dags/~/dagRuns/list", "dag_runs", asked)}
+        found: dict[str, Mapping[str, Any]] = {}
+        asked = {"dag_ids": [*dags], "order_by": "-run_after", **which}
+        for page in self._pages("POST", "dags/~/dagRuns/list", "dag_runs", asked) if dags else ():
+            for run in page:
+                found.setdefault(run["dag_id"], run)
+            if len(found) == len(dags):
+                break
+        return found
+
+    def _failed_tasks(
+        self, runs: Iterable[Mapping[str, Any]], loops: Collection[str], since: datetime
+    ) -> dict[tuple[str, str], list[Mapping[str, Any]]]:
+        """Return failed tasks by DAG and run, at least those of some runs.
+
+        :param loops: DAGs with one task: if it has failed, its run has, too
+        :param since: time since when they have failed at the earliest
+        """
+        failing = [run for run in runs if run["state"] == "failed" or (_goes_on(run) and run["dag_id"] not in loops)]
+        began = (datetime.fromisoformat(run["start_date"]) if run["start_date"] else since for run in failing)
+        if not failing:
+            return {}
+        return self._tasks({"state": "failed", "end_date_gte": max(since, min(began)).isoformat()})
 
     def _tasks(self, which: Mapping[str, str]) -> dict[tuple[str, str], list[Mapping[str, Any]]]:
         """Return some tasks of all runs, by DAG and run, also of others' DAGs. Airflow does not log this request, which
@@ -246,20 +274,25 @@ class AirflowClient:
         return _by_run(self._listed("GET", f"{_ALL_TASKS}?{asked}", "task_instances"))
 
     def _listed(self, method: str, path: str, name: str, body: Mapping[str, Any] = MappingProxyType({})) -> list[Any]:
+        """Read a whole listing; the arguments are those of :meth:`_pages`."""
+        return [row for page in self._pages(method, path, name, body) for row in page]
+
+    def _pages(self, method: str, path: str, name: str, body: Mapping[str, Any]) -> Iterator[list[Any]]:
         """Read a listing, page by page.
 
         :param method: GET: the page is named in the path; POST: in the body
         :param name: field of the answer that has the rows
         """
-        rows: list[Any] = []
+        number = 0
         while True:
             if method == "GET":
-                page = self._request(method, f"{path}&limit={PAGE}&offset={len(rows)}")
+                page = self._request(method, f"{path}&limit={PAGE}&offset={number}")
             else:
-                page = self._request(method, path, {**body, "page_limit": PAGE, "page_offset": len(rows)})
-            rows += page[name]
-            if not page[name] or len(rows) >= page["total_entries"]:
-                return rows
+                page = self._request(method, path, {**body, "page_limit": PAGE, "page_offset": number})
+            yield page[name]
+            number += len(page[name])
+            if not page[name] or number >= page["total_entries"]:
+                return
 
     def end_unfinished(self, dag: str) -> list[str]:
         """End the runs of a DAG that have not ended, e.g. after Airflow was killed.
@@ -353,6 +386,10 @@ def find_failure(log: Sequence[Mapping[str, Any] | str], lines: int = 20) -> Tas
 
 def _key(row: Mapping[str, Any]) -> tuple[str, str]:
     return row["dag_id"], row["dag_run_id"]
+
+
+def _goes_on(run: Mapping[str, Any]) -> bool:
+    return run["state"] not in ("success", "failed")
 
 
 def _by_run(tasks: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], list[Mapping[str, Any]]]:

@@ -320,7 +320,11 @@ FAULTS = {
     "table out of and back into cdc": Fault("table-gap", NOTES, WINDOW_S, out_of_cdc, repair),
     "big rows": Fault("", "", 0, big_rows),
     "missing connection": Fault(
-        "dag-failed", "commitlog_sync.*", 60 + AFTER_S, lose_connection, lambda world, alarm: give_connection(world)
+        "dag-failed",
+        "(commitlog_stage|bucket_close).*",
+        60 + AFTER_S,
+        lose_connection,
+        lambda world, alarm: give_connection(world),
     ),
     "waiting archive": Fault("archive-waiting", "cdc/", OPEN_S + LAG_S + AFTER_S, archive_waits, start),
     "store away at start": Fault("store-away", "object store", 2 * RETRY_S + AFTER_S, take_store),

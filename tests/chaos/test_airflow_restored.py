@@ -38,7 +38,7 @@ RUN_S = 40
 RUNS_BETWEEN = 3
 AGAIN = "again"
 """The id of runs that are triggered before and after the database is restored."""
-LOOP_DAGS = ("commitlog_sync", "out_of_sequence", "schema_updater", "commitlog_archive")
+LOOP_DAGS = ("commitlog_stage", "bucket_close", "out_of_sequence", "schema_updater", "commitlog_archive")
 
 
 def test_a_database_of_yesterday(tmp_path: Path, cache: Path, spark: Any) -> None:
@@ -53,25 +53,25 @@ def test_a_database_of_yesterday(tmp_path: Path, cache: Path, spark: Any) -> Non
             trigger(sync, "bootstrap_table", "first", BOOTSTRAPPED[0])
             until(lambda: running_tasks(sync.airflow, "bootstrap_table"))
             back_up(sync.airflow, tmp_path / "yesterday.db")
-            yesterday = runs(sync, "commitlog_sync")
+            yesterday = runs(sync, "bucket_close")
             trigger(sync, "bootstrap_table", AGAIN, BOOTSTRAPPED[1])
             for run in ("first", AGAIN):
                 until(partial(sync.succeeded, "bootstrap_table", run), 420)
             trigger(sync, "replica_merge", AGAIN, BOOTSTRAPPED[0])
             until(partial(sync.succeeded, "replica_merge", AGAIN))
-            until(lambda: len(runs(sync, "commitlog_sync", "success") - yesterday) >= RUNS_BETWEEN)
+            until(lambda: len(runs(sync, "bucket_close", "success") - yesterday) >= RUNS_BETWEEN)
 
             lost = {dag: runs(sync, dag) for dag in DAGS}
             drivers = crash(sync.airflow)
             before = Durable(sync.store)
             restore(sync.airflow, tmp_path / "yesterday.db")
-            assert runs(sync, "commitlog_sync") == yesterday < lost["commitlog_sync"]
-            assert running_tasks(sync.airflow, "commitlog_sync")
+            assert runs(sync, "bucket_close") == yesterday < lost["bucket_close"]
+            assert running_tasks(sync.airflow, "bucket_close")
             assert running_tasks(sync.airflow, "bootstrap_table")
             for component in ("api-server", "scheduler", "dag-processor", "triggerer"):
                 sync.airflow.revive(component)
             until(partial(answers, sync), 180)
-            until(lambda: runs(sync, "commitlog_sync", "success") - lost["commitlog_sync"])
+            until(lambda: runs(sync, "bucket_close", "success") - lost["bucket_close"])
             for pid in drivers:
                 with_suppressed(os.kill, pid, signal.SIGCONT)
             until(lambda: not any(map(is_alive, drivers)), 120)
@@ -164,7 +164,7 @@ def ancestry(pid: int) -> Iterator[int]:
 def answers(sync: Sync) -> bool:
     """Whether Airflow's API answers."""
     with suppress(AirflowError):
-        return not sync.client.is_paused("commitlog_sync")
+        return not sync.client.is_paused("bucket_close")
     return False
 
 

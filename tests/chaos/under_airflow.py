@@ -36,7 +36,7 @@ from tests.sync.pipeline import LOOPS, write_conf
 from tests.sync.scenario import TABLES, modes, write
 
 BOOTSTRAPPED = ("workload.single", "workload.collections")
-SYNC_DAGS = ("commitlog_sync", "out_of_sequence", "replica_merge", "schema_updater")
+SYNC_DAGS = ("commitlog_stage", "bucket_close", "out_of_sequence", "replica_merge", "schema_updater")
 PATIENCE_S = 300
 RUN_S = 180
 """Runs of the loops end and begin again in between, too."""

@@ -6,18 +6,22 @@ import subprocess
 import sys
 from datetime import timedelta
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tests.dags.tasks import DAGS, ROOT, RUN, STARTED, context, parameters, rendered
+from tests.dags.tasks import DAGS, ROOT, RUN, context, parameters, rendered
 
 HEAVY = {"pyspark", "delta", "deltalake", "cassandra", "google", "pyarrow", "numpy", "numba"}
 SYNC = {
-    *("commitlog_sync", "scylla_sync", "out_of_sequence", "replica_merge", "schema_updater"),
+    *("commitlog_stage", "scylla_log_stage", "bucket_close", "out_of_sequence", "replica_merge", "schema_updater"),
     *("commitlog_archive", "archive_reprocess", "alarms"),
 }
+LOOPS = {
+    **{"commitlog_stage": "stage", "scylla_log_stage": "stage", "bucket_close": "close", "out_of_sequence": "publish"},
+    **{"schema_updater": "update", "commitlog_archive": "archive", "alarms": "watch"},
+}
+"""The task of each loop, by DAG."""
 
 
 def test_all_dags_load_and_no_others(bag: Any) -> None:
@@ -39,7 +43,7 @@ print("RESULT", json.dumps([sorted(bag.dags), sorted(set(sys.modules) - before)]
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
     line = next(line for line in done.stdout.splitlines() if line.startswith("RESULT "))
     dags, modules = json.loads(line.removeprefix("RESULT "))
-    assert len(dags) == 10
+    assert len(dags) == 11
     assert not {module.split(".")[0] for module in modules} & HEAVY
 
 
@@ -63,9 +67,7 @@ def test_dags_say_whose_they_are_and_what_they_do(bag: Any) -> None:
             assert task.owner == OWNER
 
 
-@pytest.mark.parametrize(
-    "dag_id", ["commitlog_sync", "scylla_sync", "out_of_sequence", "schema_updater", "commitlog_archive", "alarms"]
-)
+@pytest.mark.parametrize("dag_id", LOOPS)
 def test_a_run_of_loops_is_followed_by_another(bag: Any, dag_id: str) -> None:
     """The scheduler passes over a run whose logical date another run of the DAG has: for ever, if it is the next."""
     from airflow.timetables.base import TimeRestriction
@@ -83,11 +85,7 @@ def test_a_run_of_loops_is_followed_by_another(bag: Any, dag_id: str) -> None:
 
 
 def test_loops_start_again_at_once_and_wait_for_no_slot(bag: Any) -> None:
-    loops = [*bag.dags["commitlog_sync"].tasks, *bag.dags["out_of_sequence"].tasks]
-    loops += [*bag.dags["schema_updater"].tasks, *bag.dags["commitlog_archive"].tasks]
-    loops += [*bag.dags["alarms"].tasks, *bag.dags["scylla_sync"].tasks]
-    names = {"stage_default", "stage", "close", "publish", "update", "archive", "watch"}
-    assert {task.task_id for task in loops} == names
+    loops = [bag.dags[dag].get_task(task) for dag, task in LOOPS.items()]
     for task in loops:
         assert (task.retries, task.retry_delay.total_seconds(), task.pool) == (100, 5, "default_pool")
         # Four bootstraps that begin together would else take all slots.
@@ -98,74 +96,63 @@ def test_loops_start_again_at_once_and_wait_for_no_slot(bag: Any) -> None:
                 assert (task.retries, task.retry_delay.total_seconds()) == (2, 30)
 
 
-@pytest.mark.parametrize(("code", "spoke"), [(4, True), (5, True), (-9, False), (1, False)])
-@pytest.mark.parametrize(("task_id", "seconds", "is_final"), [
-    ("stage_default", -1, False), ("stage_default", 0, True), ("close", 3600, True), ("publish", 3600, False),
-    ("stage", -1, False), ("stage", 0, True),
-])  # fmt: skip
-def test_no_try_of_a_loop_holds_up_the_next_run_of_all(
-    bag: Any, monkeypatch: pytest.MonkeyPatch, task_id: str, seconds: int, is_final: bool, code: int, spoke: bool
-) -> None:
-    """One whose host could not reach the cluster was tried a hundred times, for hours, while all others stood still."""
-    from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
-    from airflow.sdk.exceptions import AirflowException, AirflowFailException
-
-    def fail(*_: Any) -> None:
-        said = "ringsync: error: no contact point answered" if spoke else "Killed"
-        raise AirflowException(f"Cannot execute: spark-submit. Error code is: {code}.\n{said}")
-
-    task = rendered(
-        bag, {"publish": "out_of_sequence", "stage": "scylla_sync"}.get(task_id, "commitlog_sync"), task_id, {}
-    )
-    module = sys.modules[type(task).__module__]
-    over = 1795234800  # --until
-    monkeypatch.setattr(module, "time", SimpleNamespace(time=lambda: over + seconds, sleep=lambda _: None))
-    monkeypatch.setattr(module, "prepare_environment", lambda *_, **__: None)
-    monkeypatch.setattr(module, "send_report", lambda *_: None)
-    monkeypatch.setattr(SparkSubmitOperator, "execute", fail)
-    with pytest.raises(AirflowException) as raised:
-        task.execute({})
-    assert isinstance(raised.value, AirflowFailException) == is_final
+def test_each_loop_has_a_dag_of_its_own_and_waits_for_no_other(bag: Any) -> None:
+    """In a common run all of them stood still while the host of one queue was away."""
+    for dag_id, task_id in LOOPS.items():
+        dag = bag.dags[dag_id]
+        assert {task.task_id: task.queue for task in dag.tasks} == {task_id: "default"}
+        assert (dag.schedule, dag.max_active_runs, dag.catchup) == ("@continuous", 1, False)
+        (task,) = dag.tasks
+        assert (task.depends_on_past, task.wait_for_downstream, task.upstream_list) == (False, False, [])
+        assert getattr(task, "inlets", []) == []
 
 
-def test_each_queue_of_workers_has_a_stage_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_airflow_s_name_for_loops_is_that_by_which_they_are_known(bag: Any) -> None:
+    from airflow.timetables.simple import ContinuousTimetable
+
+    from ringsync.airflow_client import CONTINUOUS
+
+    assert {dag_id for dag_id, dag in bag.dags.items() if dag.schedule == CONTINUOUS} == set(LOOPS)
+    assert ContinuousTimetable().summary == CONTINUOUS
+
+
+def test_each_queue_of_workers_has_dags_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from airflow.dag_processing.dagbag import BundleDagBag
 
-    from ringsync.orchestration import archive_dag
+    from ringsync.config import load_config
+    from ringsync.orchestration import BUCKET_CLOSE, commitlog_archive, commitlog_stage, dag_of
+    from ringsync.service.expected import expected_of
 
     nodes = {f"10.0.0.{node}": f"rack-{node % 2}" for node in range(9)}
     document = {"server_name": "s", "cassandra": {"contact_points": ["10.0.0.1"]}, "store": {"url": "lake"}}
     (tmp_path / "ringsync.yaml").write_text(json.dumps({**document, "sync": {"queue_of_node": nodes, "run_s": 120.0}}))
     monkeypatch.setenv("RINGSYNC_CONFIG", str(tmp_path / "ringsync.yaml"))
-    dag = BundleDagBag(DAGS / "commitlog_sync.py", bundle_path=DAGS, bundle_name="dags").dags["commitlog_sync"]
-    assert dag.max_active_tasks == 4
-    assert {task.task_id: (task.queue, task.downstream_task_ids) for task in dag.tasks} == {
-        "stage_default": ("default", set()),
-        "stage_rack-0": ("rack-0", set()),
-        "stage_rack-1": ("rack-1", set()),
-        "close": ("default", set()),
+    dags = BundleDagBag(DAGS, bundle_path=DAGS, bundle_name="dags").dags
+    of_queues = {
+        f"commitlog_{kind}{suffix}": {task: queue}
+        for kind, task in (("stage", "stage"), ("archive", "archive"))
+        for suffix, queue in (("", "default"), ("_rack-0", "rack-0"), ("_rack-1", "rack-1"))
     }
-    archives = BundleDagBag(DAGS / "commitlog_archive.py", bundle_path=DAGS, bundle_name="dags").dags
-    assert {name: [task.queue for task in found.tasks] for name, found in archives.items()} == {
-        "commitlog_archive": ["default"],
-        "commitlog_archive_rack-0": ["rack-0"],
-        "commitlog_archive_rack-1": ["rack-1"],
+    loops = {dag_id: dag for dag_id, dag in dags.items() if dag.schedule == "@continuous"}
+    assert {dag_id: {task.task_id: task.queue for task in dag.tasks} for dag_id, dag in loops.items()} == {
+        **{dag_id: {task_id: "default"} for dag_id, task_id in LOOPS.items()},
+        **of_queues,
     }
-    assert {archive_dag(queue) for queue in ("default", "rack-0", "rack-1")} == set(archives)
-    task = dag.get_task("stage_rack-1").prepare_for_execution()
-    task.render_template_fields(context(dag.params))
-    assert task.application_args[2:] == ["--run", f"{RUN}.rack-1", "--queue", "rack-1", f"--until={STARTED + 120}"]
+    assert {dag_of(loop(queue)) for loop in (commitlog_stage, commitlog_archive) for queue in (
+        "default", "rack-0", "rack-1",
+    )} == set(of_queues)  # fmt: skip
+    assert dag_of(BUCKET_CLOSE) == "bucket_close"
+    config = load_config(tmp_path / "ringsync.yaml")
+    for of_scylla in (False, True):
+        expected = expected_of(config, of_scylla)
+        switched = {*expected.all_dags, *expected.needless_dags}
+        assert switched == set(dags) - {"bootstrap_table"}, "start switches each DAG on or off"
+        assert not {*expected.all_dags} & {*expected.needless_dags}
+    task = dags["commitlog_stage_rack-1"].get_task("stage").prepare_for_execution()
+    task.render_template_fields(context(dags["commitlog_stage_rack-1"].params))
+    assert task.application_args[2:] == ["--run", f"{RUN}.rack-1", "--queue", "rack-1"]
     assert task.report == f"reports/commitlog_stage/{RUN}.rack-1.json"
-
-
-def test_the_logs_of_scylla_are_read_side_by_side_with_the_closing(bag: Any) -> None:
-    """And on any worker: they are tables, not files of a host."""
-    dag = bag.dags["scylla_sync"]
-    assert (dag.max_active_tasks, dag.max_active_runs) == (2, 1)
-    assert {task.task_id: (task.queue, task.downstream_task_ids) for task in dag.tasks} == {
-        "stage": ("default", set()),
-        "close": ("default", set()),
-    }
+    assert task.execution_timeout.total_seconds() == 120 + 1800
 
 
 def test_parameters_explain_themselves(bag: Any) -> None:
@@ -262,10 +249,9 @@ def test_the_command_that_is_submitted(
 @pytest.mark.parametrize(
     ("dag_id", "task_id", "conf", "application", "options"),
     [
-        ("commitlog_sync", "stage_default", {}, "commitlog_stage", ["--queue", "default", "--until=1795234800"]),
-        ("commitlog_sync", "close", {}, "bucket_close", ["--until=1795234800"]),
-        ("scylla_sync", "stage", {}, "scylla_log_stage", ["--until=1795234800"]),
-        ("scylla_sync", "close", {}, "bucket_close", ["--until=1795234800"]),
+        ("commitlog_stage", "stage", {}, "commitlog_stage", ["--queue", "default"]),
+        ("bucket_close", "close", {}, "bucket_close", []),
+        ("scylla_log_stage", "stage", {}, "scylla_log_stage", []),
         ("out_of_sequence", "publish", {}, "out_of_sequence", []),
         ("schema_updater", "update", {}, "schema_update", []),
         ("replica_merge", "merge", {}, "replica_merge", []),
@@ -283,7 +269,7 @@ def test_applications_of_the_sync_are_for_all_tables(
     from ringsync.orchestration import given
 
     task = rendered(bag, dag_id, task_id, conf)
-    run = f"{RUN}.default" if task_id == "stage_default" else RUN
+    run = f"{RUN}.default" if dag_id == "commitlog_stage" else RUN
     expected = ["--conf", str(ROOT / "config" / "ringsync.yaml"), "--run", run, *options]
     assert given(task.application_args) == expected
     assert task.name == f"{application} {run}"

@@ -104,7 +104,7 @@ def test_a_typo_takes_no_dag_out_of_airflow(here: Installation) -> None:
 def test_a_configuration_that_never_was_right_is_an_import_error(here: Installation) -> None:
     here.write(TYPO)
     errors = parsed().import_errors
-    assert {"commitlog_archive.py", "commitlog_sync.py"} <= {Path(file).name for file in errors}
+    assert {"commitlog_archive.py", "commitlog_stage.py"} <= {Path(file).name for file in errors}
     assert all("kafca: unknown key; did you mean kafka?" in text for text in errors.values())
 
 
@@ -144,7 +144,7 @@ def test_all_others_need_the_right_file_and_their_connections(here: Installation
     from airflow.sdk.exceptions import AirflowFailException
 
     bag = parsed()
-    for dag, task in (("commitlog_sync", "close"), ("out_of_sequence", "publish")):
+    for dag, task in (("bucket_close", "close"), ("out_of_sequence", "publish")):
         here.write(TYPO)
         with pytest.raises(AirflowFailException, match=r"configuration: .*ringsync\.yaml: kafca: unknown key"):
             sys.modules["ringsync_tasks"].prepare_environment(here.task(bag, dag, task).spark.secrets)

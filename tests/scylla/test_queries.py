@@ -217,7 +217,7 @@ def test_the_loop_asks_as_often_as_is_configured(tmp_path: Path, monkeypatch: py
     for name, told in {"is_scylla": True, "create_state": None, "driver_host": "127.0.0.1"}.items():
         monkeypatch.setattr(scylla_log_stage, name, lambda *_, told=told: told)
     monkeypatch.setattr(scylla_log_stage, "ControlServer", Server)
-    given: Any = (configured(queries_per_s=50), LocalStore(tmp_path), None, "run", SimpleNamespace(until=None))
+    given: Any = (configured(queries_per_s=50), LocalStore(tmp_path), None, "run", SimpleNamespace())
     with pytest.raises(Served) as caught:
         scylla_log_stage.run(Application("scylla_log_stage", "conf", *given))
     assert caught.value.args[0].limiter._request_price == 1 / 50

@@ -43,14 +43,14 @@ NAME = "<name>"
 LOOPS = {"bucket_close": "close", "out_of_sequence": "queue", "schema_update": "schema", "replica_merge": None,
          "archive_reprocess": None}
 parser = argparse.ArgumentParser()
-for option in ("--conf", "--run", "--queue", "--until"):
+for option in ("--conf", "--run", "--queue"):
     parser.add_argument(option)
 given = parser.parse_args()
 store, started = store_of(load_config(given.conf)), datetime.now(UTC)
-until = float(given.until or time.time() + 600)
+until = time.time() + 14_400
 name = LOOPS.get(NAME, given.queue)
 while name and time.time() < until and (NAME == "commitlog_archive" or store.stat(STOP_KEY) is None):
-    content = {"at_ms": int(time.time() * 1000), "pid": os.getpid(), "until": until}
+    content = {"at_ms": int(time.time() * 1000), "pid": os.getpid()}
     if NAME == "commitlog_stage":
         content["nodes"] = {"n1": {"endpoint": "127.0.0.1:9042", "up": True, "is_read": True, "refused": None}}
     store.put(f"status/{NAME}/{name}.json", json.dumps(content).encode())

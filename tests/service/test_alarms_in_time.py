@@ -32,7 +32,7 @@ class FailingLoop:
 
     def _run(self, dag: str, *, ended: bool = False) -> RunState | None:
         number, since_s = divmod(self._clock[0] - self._began, self.RUN_S)
-        if dag != "commitlog_sync" or (ended and not number):
+        if dag != "bucket_close" or (ended and not number):
             return None
         if ended or (number and since_s < 1):
             return RunState(dag, f"r{number - ended:.0f}", "failed", (TaskState("close", "failed", 1, 30.0),))
@@ -49,7 +49,7 @@ def test_a_loop_that_fails_again_and_again_is_an_alarm_in_time(tmp_path: Path, m
     monkeypatch.setattr("ringsync.service.look.client_of", lambda config: airflow)
     watched(config, store, began_s, FailingLoop.RUN_S + config.alarms.after_s + 2 * config.alarms.interval_s, clock)
     assert {alarm.where for alarm in raised_now(store) if alarm.kind == Kind.DAG_FAILED} == {
-        *("commitlog_sync", "commitlog_sync.close"),
+        *("bucket_close", "bucket_close.close"),
     }
 
 

@@ -25,7 +25,7 @@ from tests.test_metrics import NODE, TABLE
 
 NOW_S = 50.0
 EXPECTED = Expected.of_commit_logs(["default"])
-RUNNING = DagHealth(False, RunState("commitlog_sync", "r", "running", (TaskState("close", "running", 1, None),)), None)
+RUNNING = DagHealth(False, RunState("bucket_close", "r", "running", (TaskState("close", "running", 1, None),)), None)
 
 
 def healthy() -> dict[str, Any]:
@@ -43,7 +43,7 @@ def found(statuses: dict[str, Any], dags: dict[str, DagHealth], stopped: bool = 
 
 
 def test_nothing_is_wrong() -> None:
-    assert found(healthy(), {"commitlog_sync": RUNNING}) == []
+    assert found(healthy(), {"bucket_close": RUNNING}) == []
 
 
 def test_a_loop_that_is_silent_is_named() -> None:
@@ -106,9 +106,9 @@ def test_what_loops_tell_of_nodes_and_tables() -> None:
 
 def test_what_airflow_tells() -> None:
     failed = RunState("out_of_sequence", "r7", "failed", (TaskState("publish", "failed", 3, 1.0),))
-    dags = {"commitlog_sync": DagHealth(True, None, None), "out_of_sequence": DagHealth(False, failed, failed)}
+    dags = {"bucket_close": DagHealth(True, None, None), "out_of_sequence": DagHealth(False, failed, failed)}
     assert found(healthy(), dags) == [
-        "DAG commitlog_sync is paused: cdcservice start",
+        "DAG bucket_close is paused: cdcservice start",
         "DAG out_of_sequence: its last run failed, r7",
         "DAG out_of_sequence: task publish failed: see its log in Airflow",
     ]
@@ -116,9 +116,9 @@ def test_what_airflow_tells() -> None:
 
 
 def test_the_status_shows_what_there_is_in_columns() -> None:
-    lines = list(status_lines(healthy(), {"commitlog_sync": RUNNING}, NOW_S))
-    assert "DAG             state    tasks" in lines
-    assert "commitlog_sync  running  close running" in lines
+    lines = list(status_lines(healthy(), {"bucket_close": RUNNING}, NOW_S))
+    assert "DAG           state    tasks" in lines
+    assert "bucket_close  running  close running" in lines
     assert "bucket_close/close       1 s ago" in lines
     node = next(line for line in lines if line.startswith("10.0.0.1"))
     assert node.split() == ["10.0.0.1:9042", "up", "17", "4,096", "0.0", "5", "9", "1", "0"]
@@ -258,22 +258,22 @@ class Busy:
         self._running = list(running)
 
     def busy_tasks(self, dag: str) -> list[str]:
-        if dag != "commitlog_sync":
+        if dag != "bucket_close":
             return []
         return self._running.pop(0) if len(self._running) > 1 else self._running[0]
 
 
 def test_stopping_waits_for_what_runs_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    airflow: Any = Busy(["close", "stage_default"], ["close", "stage_default"], ["close"], [])
+    airflow: Any = Busy(["close", "stage"], ["close", "stage"], ["close"], [])
     seconds = iter(range(100))
     assert wait_until_idle(airflow, EXPECTED.dags, 60, Console(width=120), lambda: next(seconds), lambda _: None) == []
     assert capsys.readouterr().out.splitlines() == [
-        "waiting for commitlog_sync.close, commitlog_sync.stage_default",
-        "waiting for commitlog_sync.close",
+        "waiting for bucket_close.close, bucket_close.stage",
+        "waiting for bucket_close.close",
     ]
     still: Any = Busy(["close"])
     assert wait_until_idle(still, EXPECTED.dags, 60, Console(), lambda: next(seconds), lambda _: None) == [
-        "commitlog_sync.close"
+        "bucket_close.close"
     ]
 
 
@@ -290,17 +290,17 @@ def test_a_scheduled_verification_that_fails_is_told(run: str, is_raised: bool) 
 def test_who_may_say_that_it_is_over() -> None:
     """A loop that is silent or stopped has told nothing; how a DAG's last run has ended, Airflow knows at any time."""
     failed = RunState("replica_merge", "r", "failed", ())
-    dags = {"commitlog_sync": RUNNING, "replica_merge": DagHealth(False, failed, failed)}
+    dags = {"bucket_close": RUNNING, "replica_merge": DagHealth(False, failed, failed)}
     statuses = healthy()
     statuses["bucket_close/close"]["at_ms"] = 9_000
 
     def judge(stopped: bool = False) -> set[str]:
-        owners = {*statuses, "archive_reprocess/archive", "", "DAG commitlog_sync", "DAG replica_merge"}
-        owners |= {"pause of DAG commitlog_sync", "DAG gone", "pause of DAG gone"}
+        owners = {*statuses, "archive_reprocess/archive", "", "DAG bucket_close", "DAG replica_merge"}
+        owners |= {"pause of DAG bucket_close", "DAG gone", "pause of DAG gone"}
         return {owner for owner in owners if judges(statuses, dags, EXPECTED, stopped, NOW_S)(owner)}
 
-    always = {"", "alarms/alarms", "archive_reprocess/archive", "pause of DAG commitlog_sync"}
-    always |= {"DAG commitlog_sync", "DAG replica_merge"}
+    always = {"", "alarms/alarms", "archive_reprocess/archive", "pause of DAG bucket_close"}
+    always |= {"DAG bucket_close", "DAG replica_merge"}
     assert judge() == always | {"commitlog_stage/default", "out_of_sequence/queue", "schema_update/schema"}
     assert judge(stopped=True) == always
     is_judge = judges(statuses, dags, EXPECTED, False, NOW_S, damaged={"replica_verify/proofs"})

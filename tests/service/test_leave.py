@@ -150,7 +150,7 @@ def test_the_dags_stay_on_until_the_logs_are_empty(
     monkeypatch.setattr(leave, "wait_until_published", lambda *_, **__: archive_says(left) or left.waited)
     assert left.leave("--yes", "--others", "disable") == 0
     assert left.with_cdc == set()
-    assert {"commitlog_sync", "commitlog_archive", "alarms"} <= set(left.airflow.paused)
+    assert {"commitlog_stage", "bucket_close", "commitlog_archive", "alarms"} <= set(left.airflow.paused)
     assert left.store.stat(STOP_KEY) is not None
     said = capsys.readouterr().out
     assert "DROP KEYSPACE IF EXISTS cdc;" in said
@@ -164,7 +164,7 @@ def test_what_is_in_the_logs_can_be_given_up(left: Left) -> None:
     left.store.put(f"status/bootstrap/{'3' * 32}.json", b"{")
     left.waited = Waited("the sync is stopped: cdcservice start", ())
     assert left.leave("--yes", "--others", "disable", "--no-wait") == 0
-    assert (left.with_cdc, "commitlog_sync" in left.airflow.paused) == (set(), True)
+    assert (left.with_cdc, "commitlog_stage" in left.airflow.paused) == (set(), True)
     later_s = time.time() + 86_400
     (problem,) = look(load_config(left.conf), left.store, later_s).problems
     assert (problem.kind, problem.text.partition(":")[0]) == ("sync-stopped", "cdcservice leave was run")

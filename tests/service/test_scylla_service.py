@@ -51,7 +51,8 @@ LOGS = {
 }
 OF_SCYLLA = Expected.of_cdc_logs(["default", "rack-a"])
 LASTING = {"alarms", "replica_verify"}
-SYNC_DAGS = {"out_of_sequence", "replica_merge", "schema_updater"}
+SYNC_DAGS = {"bucket_close", "out_of_sequence", "replica_merge", "schema_updater"}
+STAGES = {"commitlog_stage", "commitlog_stage_rack-a"}
 
 
 def healthy(**of_logs: Any) -> dict[str, Any]:
@@ -97,12 +98,12 @@ def test_one_configuration_serves_both_databases(tmp_path: Path) -> None:
     note_database(store, of_scylla=True)
     of_scylla = expected_in(config, store)
     archive = {"commitlog_archive", "commitlog_archive_rack-a"}
-    assert set(of_cassandra.dags) == SYNC_DAGS | {"commitlog_sync", "archive_reprocess"}
+    assert set(of_cassandra.dags) == SYNC_DAGS | STAGES | {"archive_reprocess"}
     assert set(of_cassandra.lasting_dags) == LASTING | archive
-    assert set(of_cassandra.needless_dags) == {"scylla_sync"}
-    assert set(of_scylla.dags) == SYNC_DAGS | {"scylla_sync"}
+    assert set(of_cassandra.needless_dags) == {"scylla_log_stage"}
+    assert set(of_scylla.dags) == SYNC_DAGS | {"scylla_log_stage"}
     assert set(of_scylla.lasting_dags) == LASTING
-    assert set(of_scylla.needless_dags) == {"commitlog_sync", "archive_reprocess"} | archive
+    assert set(of_scylla.needless_dags) == {"archive_reprocess"} | STAGES | archive
     assert set(of_cassandra.loops) - set(of_scylla.loops) == {
         *("commitlog_stage/default", "commitlog_stage/rack-a"),
         *("commitlog_archive/default", "commitlog_archive/rack-a"),
@@ -110,7 +111,7 @@ def test_one_configuration_serves_both_databases(tmp_path: Path) -> None:
     assert set(of_scylla.loops) - set(of_cassandra.loops) == {"scylla_log_stage/log"}
     off = expected_in(Config.model_validate({**document, "archive": {"policy": "off"}}), LocalStore(tmp_path / "new"))
     assert set(off.lasting_dags) == LASTING
-    assert set(off.needless_dags) == {"scylla_sync"} | archive
+    assert set(off.needless_dags) == {"scylla_log_stage"} | archive
 
 
 def test_nothing_is_wrong() -> None:
@@ -175,7 +176,7 @@ def test_closing_without_the_logs_is_told() -> None:
 def test_a_stopped_sync_says_how_long_its_changes_last() -> None:
     (problem,) = found(healthy(at_ms=0, error="x"), stopped=True)
     assert problem.text == "stopped: changes stay in the CDC logs for as long as their TTL until cdcservice start"
-    judge = judges(healthy(), {"scylla_sync": DagHealth(False, None, None)}, OF_SCYLLA, True, NOW_S)
+    judge = judges(healthy(), {"scylla_log_stage": DagHealth(False, None, None)}, OF_SCYLLA, True, NOW_S)
     assert not judge("scylla_log_stage/log")
     assert judge("alarms/alarms")
 
@@ -337,7 +338,7 @@ def conf(tmp_path: Path) -> Path:
 def test_start_asks_the_cluster_and_switches_on_what_it_needs(
     conf: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    airflow = FakeAirflow("commitlog_sync", "commitlog_archive", "commitlog_archive_rack-a", "alarms")
+    airflow = FakeAirflow(*STAGES, "commitlog_archive", "commitlog_archive_rack-a", "alarms")
     store = LocalStore(conf.parent / "lake")
     put_status(store, "commitlog_stage", "default", {"nodes": {}})
     store.put("status/stray/loop.json", b"{")
@@ -347,13 +348,14 @@ def test_start_asks_the_cluster_and_switches_on_what_it_needs(
     monkeypatch.setattr(command, "connect", lambda _: None)
     monkeypatch.setattr(command, "create_state", lambda *_: None)
     assert main(["start", "--timeout", "0", "--conf", str(conf)]) == ExitCode.COMPLETED_WITH_ERRORS
-    assert {dag for dag, paused in airflow.paused.items() if not paused} == SYNC_DAGS | {"scylla_sync", *LASTING}
-    assert airflow.switched.index("commitlog_sync") < airflow.switched.index("scylla_sync")
+    assert {dag for dag, paused in airflow.paused.items() if not paused} == SYNC_DAGS | {"scylla_log_stage", *LASTING}
+    assert max(map(airflow.switched.index, STAGES)) < airflow.switched.index("scylla_log_stage")
     assert follows_scylla(store)
     assert read_statuses(store) == {}, "loops of the other database are forgotten"
     assert store.list("status/") == [], "so is what nobody understands"
     said = capsys.readouterr()
-    assert "started: scylla_sync, out_of_sequence, replica_merge, schema_updater, alarms, replica_verify;" in said.out
+    started = "scylla_log_stage, bucket_close, out_of_sequence, replica_merge, schema_updater, alarms, replica_verify"
+    assert f"started: {started};" in said.out
     assert "scylla_log_stage/log has not read the CDC logs" in said.err
     assert main(["stop", "--conf", str(conf)]) == ExitCode.OK
     assert {dag for dag, paused in airflow.paused.items() if not paused} == LASTING
@@ -361,7 +363,7 @@ def test_start_asks_the_cluster_and_switches_on_what_it_needs(
     monkeypatch.setattr(command, "is_of_scylla", lambda _: False)
     assert main(["start", "--timeout", "0", "--conf", str(conf)]) == ExitCode.COMPLETED_WITH_ERRORS
     assert not follows_scylla(store)
-    assert {dag for dag, paused in airflow.paused.items() if paused} == {"scylla_sync"}
+    assert {dag for dag, paused in airflow.paused.items() if paused} == {"scylla_log_stage"}
 
 
 def test_a_check_notes_nothing(conf: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,8 +34,8 @@ LOOPS = {
     "alarms/alarms",
 }
 SYNC = (
-    "commitlog_sync, out_of_sequence, replica_merge, schema_updater, archive_reprocess, alarms, replica_verify, "
-    "commitlog_archive"
+    "commitlog_stage, bucket_close, out_of_sequence, replica_merge, schema_updater, archive_reprocess, alarms, "
+    "replica_verify, commitlog_archive"
 )
 
 
@@ -72,8 +72,8 @@ def test_start_status_and_stop(
 
     code, found = status()
     assert code == 1
-    paused = "DAG commitlog_sync is paused: cdcservice start"
-    assert {"kind": "dag-paused", "where": "commitlog_sync", "text": paused} in found["problems"]
+    paused = "DAG bucket_close is paused: cdcservice start"
+    assert {"kind": "dag-paused", "where": "bucket_close", "text": paused} in found["problems"]
     store = store_of(load_config(conf))
     put_status(store, "cluster", "nodes", {"down": {}, "down_until_ms": 7})
     archived = "cdc/n1/CommitLog-7-1.log.json"
@@ -94,7 +94,8 @@ def test_start_status_and_stop(
     assert set(found["loops"]) == {*LOOPS, NODES}
     short = ("replica_merge", "archive_reprocess", "replica_verify")
     assert {name: dag["run"]["state"] for name, dag in found["dags"].items() if name not in short} == {
-        "commitlog_sync": "running",
+        "commitlog_stage": "running",
+        "bucket_close": "running",
         "out_of_sequence": "running",
         "schema_updater": "running",
         "commitlog_archive": "running",
@@ -116,7 +117,6 @@ def test_start_status_and_stop(
     killed = time.monotonic()
     until(lambda: read_statuses(store)["commitlog_stage/default"]["pid"] != before["pid"], 180)
     seconds = time.monotonic() - killed
-    assert read_statuses(store)["commitlog_stage/default"]["until"] == before["until"]
 
     assert main(["stop", "--conf", str(conf), "--timeout", "120"]) == 0, capsys.readouterr().err
     left = "commit logs are archived until cdcservice start. Still on: alarms, replica_verify, commitlog_archive"

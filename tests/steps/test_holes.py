@@ -50,7 +50,7 @@ class World:
             datacenters=(),
             follows=lambda name: name not in self.left_out,
             bucket_by_of=lambda name: "time",
-            run_s=600.0,
+            run_s=14_400.0,
         )
         config: Any = SimpleNamespace(sync=sync, server_name="test")
         for _ in range(minutes):
@@ -188,7 +188,7 @@ def test_a_table_that_had_no_cdc_for_some_seconds_has_a_gap(world: World, monkey
     world.plan(2)
     monkeypatch.setattr(holes, "read_tables", sync_plan.read_tables)
     monkeypatch.setattr(holes, "read_node_tables", lambda node: sync_plan.read_node_tables(node))
-    sync = SimpleNamespace(follows=lambda name: True, run_s=600.0)
+    sync = SimpleNamespace(follows=lambda name: True, run_s=14_400.0)
     config: Any = SimpleNamespace(sync=sync, commitlog_processor_window_interval_ms=MINUTE_MS)
     node: Any = None
     for change in (lose_cdc, come_back):
@@ -291,7 +291,7 @@ def test_a_node_that_is_behind_makes_no_table_leave(world: World, monkeypatch: p
     not, 0.2 s later: a critical alarm for a table that never had less cdc."""
     monkeypatch.setattr(holes, "read_tables", sync_plan.read_tables)
     monkeypatch.setattr(holes, "read_node_tables", lambda node: sync_plan.read_node_tables(node))
-    sync = SimpleNamespace(follows=lambda name: True, run_s=600.0)
+    sync = SimpleNamespace(follows=lambda name: True, run_s=14_400.0)
     config: Any = SimpleNamespace(sync=sync, commitlog_processor_window_interval_ms=MINUTE_MS)
     node: Any = None
     lose_cdc(world)

@@ -2,8 +2,10 @@
 
 import argparse
 import json
+import os
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +17,7 @@ from cassandra.cluster import NoHostAvailable
 
 from ringsync.cluster import session
 from ringsync.cluster.session import ClusterError, UnreachableError
-from ringsync.config import ConfigError
+from ringsync.config import ConfigError, load_config
 from ringsync.ledger.layout import LayoutError
 from ringsync.orchestration import explain_failure
 from ringsync.service.expected import Expected
@@ -23,20 +25,19 @@ from ringsync.service.health import problems
 from ringsync.state.session import StateError, StateSession, StateUnavailableError
 from ringsync.status import STOP_KEY, read_status
 from ringsync.steps import application, loop, schema_update
-from ringsync.steps.application import ExitCode, Report, StepError
+from ringsync.steps.application import Application, ExitCode, Report, StepError
 from ringsync.steps.close import bucket_close
 from ringsync.steps.late import out_of_sequence
 from ringsync.steps.loop import (
     MAX_FAILURES,
+    PATIENCE_S,
     REFUSED_S,
     AwayError,
     Patience,
     SignOfLife,
-    add_until,
     connect_patiently,
     cycles,
     put_status,
-    seconds_left,
     starts_again,
 )
 from ringsync.steps.stage import commitlog_stage
@@ -47,11 +48,17 @@ from ringsync.storage.port import ObjectStore, UnavailableError
 EXPECTED = Expected.of_commit_logs([])
 
 
-@pytest.mark.parametrize(
-    ("until", "seconds"), [(None, 600.0), (1_100.0, 100.0), (1_000.0, 0.0), (900.0, 0.0), (9_000.0, 600.0)]
-)
-def test_a_loop_ends_with_the_others_of_its_run(until: float | None, seconds: float) -> None:
-    assert seconds_left(600.0, until, now_s=1_000.0) == seconds
+GOOD = "server_name: s\ncassandra: {contact_points: [10.0.0.1]}\nstore: {url: lake}\n"
+
+
+def running(
+    store: Any, run_s: float, outdated: Callable[[], Callable[[], bool]] = lambda: lambda: False
+) -> Application:
+    """A run of a loop, as far as its cycles know it."""
+    found: Any = SimpleNamespace(
+        config=SimpleNamespace(sync=SimpleNamespace(run_s=run_s)), store=store, outdated=outdated
+    )
+    return found  # type: ignore[no-any-return]
 
 
 def test_a_loop_ends_when_its_time_is_over_or_somebody_asks(tmp_path: Path) -> None:
@@ -60,10 +67,84 @@ def test_a_loop_ends_when_its_time_is_over_or_somebody_asks(tmp_path: Path) -> N
     def sleep(seconds: float) -> None:
         clock[0] += seconds
 
-    assert list(cycles(store, 10.0, 2.0, lambda: clock[0], sleep)) == [0, 1, 2, 3, 4, 5]
-    assert list(cycles(store, 0.0, 2.0, lambda: clock[0], sleep)) == [0]
+    assert list(cycles(running(store, 10.0), 2000, lambda: clock[0], sleep)) == [0, 1, 2, 3, 4, 5]
+    assert list(cycles(running(store, 0.0), 2000, lambda: clock[0], sleep)) == [0]
     store.put(STOP_KEY, b"{}")
-    assert list(cycles(store, 10.0, 2.0, lambda: clock[0], sleep)) == [0]
+    assert list(cycles(running(store, 10.0), 2000, lambda: clock[0], sleep)) == [0]
+    assert list(cycles(running(store, 4.0), 2000, lambda: clock[0], sleep, heeds_stop=False)) == [0, 1, 2]
+
+
+CHANGES = {
+    "another good one": (GOOD + "archive: {policy: always}\n", 60, 3),
+    "another host": (GOOD.replace("10.0.0.1", "10.0.0.2"), 60, 3),
+    "only touched": (GOOD, 30, 6),
+    "a comment": (GOOD + "# a comment\n", 60, 6),
+    "a default": (GOOD + "archive: {policy: pressure}\n", 60, 6),
+    "a typo": (GOOD + "kafca: null\n", 60, 6),
+    "no YAML": (GOOD + "archive: {", 60, 6),
+    "an editor writes it": (GOOD + "archive: {policy: always}\n", 0, 6),
+    "gone": (None, 0, 6),
+}
+
+
+@pytest.mark.parametrize(("text", "age_s", "ends_after"), CHANGES.values(), ids=CHANGES)
+def test_a_loop_ends_with_its_cycle_when_the_configuration_has_changed(
+    tmp_path: Path, text: str | None, age_s: float, ends_after: int
+) -> None:
+    """The next run reads it; it lasted for hours until then. With a file that it could not read it would only fail."""
+    conf = tmp_path / "ringsync.yaml"
+
+    def write(text: str | None, age_s: float) -> None:
+        conf.unlink(missing_ok=True)
+        if text is not None:
+            conf.write_text(text)
+            os.utime(conf, (time.time() - age_s,) * 2)
+
+    write(GOOD + "sync: {run_s: 10.0}\n", 90)
+    store, clock = open_store(str(tmp_path)), [0.0]
+    given: Any = (load_config(conf), store, None, "run", SimpleNamespace())
+
+    def sleep(seconds: float) -> None:
+        clock[0] += seconds
+
+    done = []
+    for number in cycles(Application("a_loop", str(conf), *given), 2000, lambda: clock[0], sleep):
+        done.append(number)
+        if number == 2:
+            write(text and text + "sync: {run_s: 10.0}\n", age_s)
+    assert len(done) == ends_after
+
+
+def test_late_rows_that_take_hours_are_left_to_the_next_run_when_the_configuration_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conf, goes_on = tmp_path / "ringsync.yaml", []
+    conf.write_text(GOOD)
+    os.utime(conf, (time.time() - 90,) * 2)
+
+    class Late:
+        error, problems, counts = None, (), {}  # type: ignore[var-annotated]
+
+        def __init__(self, *_: Any, goes_on: Callable[[], bool]) -> None:
+            self._goes_on = goes_on
+
+        def status(self) -> dict[str, Any]:
+            return {}
+
+        def cycle(self) -> None:
+            for number in range(6):
+                if number == 3:
+                    conf.write_text(GOOD + "archive: {policy: always}\n")
+                    os.utime(conf, (time.time() - 60,) * 2)
+                goes_on.append(self._goes_on())
+
+    for name in ("check_layout", "connect_patiently", "create_state", "OutOfSequence", "LatePasses"):
+        monkeypatch.setattr(out_of_sequence, name, lambda *_: None)
+    monkeypatch.setattr(out_of_sequence, "LateRows", Late)
+    given: Any = (load_config(conf), LocalStore(tmp_path / "lake"), None, "run", SimpleNamespace())
+    report, code = out_of_sequence.run(Application("out_of_sequence", str(conf), *given))
+    assert goes_on == [True] * 3 + [False] * 3
+    assert code == ExitCode.OK, report
 
 
 def test_a_status_waits_for_no_writer_that_stands_still(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +245,7 @@ def test_a_loop_outlives_a_store_that_is_away(tmp_path: Path, seconds: int, ends
     @starts_again()
     def run(_: Any) -> tuple[Report, ExitCode]:
         patience = Patience()
-        for _ in cycles(store, 600.0, 2.0, lambda: clock[0], sleep):
+        for _ in cycles(running(store, 600.0), 2000, lambda: clock[0], sleep):
             error = patience.tried(lambda: store.list("plans/"))
             put_status(store, "commitlog_stage", "default", {"nodes": {}, "error": error})
         return {}, ExitCode.OK
@@ -223,7 +304,6 @@ def test_a_store_whose_credentials_are_away_when_a_loop_begins_does_not_end_its_
 
     def add(parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--queue")
-        add_until(parser)
 
     code = application.run_application(name, "", step.run, arguments, add, of_table=False)
     assert code == ExitCode.INTERRUPTED
@@ -260,10 +340,7 @@ def test_missing_rights_are_not_away(error: Exception, raised: type[Exception]) 
         StateSession(cluster, "cdc", lambda _: None).create({"class": "SimpleStrategy"})
 
 
-@pytest.mark.parametrize(("until", "seconds"), [(None, 120), (9_000.0, 120), (1_030.0, 30), (900.0, 0)])
-def test_nobody_waits_for_the_cluster_when_its_run_is_over(
-    monkeypatch: pytest.MonkeyPatch, until: float | None, seconds: float
-) -> None:
+def test_a_loop_waits_two_minutes_for_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
     settings: Any = None
 
@@ -277,8 +354,8 @@ def test_nobody_waits_for_the_cluster_when_its_run_is_over(
     times = SimpleNamespace(monotonic=lambda: clock[0], time=lambda: 1_000.0 + clock[0])
     monkeypatch.setattr(loop, "time", times)
     with pytest.raises(UnreachableError):
-        connect_patiently(lambda: settings, until, sleep=sleep)
-    assert clock[0] == seconds
+        connect_patiently(lambda: settings, sleep=sleep)
+    assert clock[0] == PATIENCE_S == 120
 
 
 def test_secrets_and_certificates_that_are_just_being_replaced_end_no_loop(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -354,6 +431,6 @@ def test_a_cluster_that_cannot_check_a_password_is_away(
     times = SimpleNamespace(monotonic=lambda: clock[0], time=lambda: 1_000.0 + clock[0])
     monkeypatch.setattr(loop, "time", times)
     with pytest.raises(raised, match="ringsync") as told, starts_again():
-        connect_patiently(lambda: settings, 1_060.0, sleep=sleep)
-    assert sum(waited) == 60
+        connect_patiently(lambda: settings, sleep=sleep)
+    assert sum(waited) == PATIENCE_S
     assert raised is ClusterError or said in str(told.value)

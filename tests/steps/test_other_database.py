@@ -21,8 +21,8 @@ from ringsync.storage.local import LocalStore
 @pytest.mark.parametrize(
     ("module", "of_scylla", "told"),
     [
-        (commitlog_stage, True, "this cluster is ScyllaDB: its CDC logs are read by the DAG scylla_sync"),
-        (scylla_log_stage, False, "this cluster is no ScyllaDB: its commit logs are read by the DAG commitlog_sync"),
+        (commitlog_stage, True, "this cluster is ScyllaDB: its CDC logs are read by the DAG scylla_log_stage"),
+        (scylla_log_stage, False, "this cluster is no ScyllaDB: its commit logs are read by the DAG commitlog_stage"),
     ],
     ids=["commitlog_stage", "scylla_log_stage"],
 )
@@ -41,7 +41,7 @@ def test_the_other_database_is_refused(
         config=SimpleNamespace(sync=SimpleNamespace(stage_cores=1)),
         store=store,
         run="r",
-        options=SimpleNamespace(queue="default", until=None),
+        options=SimpleNamespace(queue="default"),
     )
     with pytest.raises(StepError, match=rf"^{told}; cdcservice start$"):
         module.run(application)

@@ -481,12 +481,12 @@ def test_nodes_whose_tries_take_long_do_not_starve_the_others(
 def test_a_run_whose_last_cycle_failed_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It ended with exit code 0 where each of its cycles had failed."""
     sync = Sync(tmp_path, Cluster(TABLES, TABLES), monkeypatch)
-    options = SimpleNamespace(queue="default", until=0.0)
+    options = SimpleNamespace(queue="default")
     config = SimpleNamespace(
-        sync=SimpleNamespace(stage_cores=1, run_s=1.0, poll_interval_ms=0, max_errors_per_hour=1),
+        sync=SimpleNamespace(stage_cores=1, run_s=0.0, poll_interval_ms=0, max_errors_per_hour=1),
         state=SimpleNamespace(keyspace="cdc"),
     )
-    application: Any = SimpleNamespace(config=config, store=sync.store, options=options, run="r")
+    application: Any = SimpleNamespace(config=config, store=sync.store, options=options, run="r", outdated=lambda: bool)
     of_java = SimpleNamespace(sc=lambda: SimpleNamespace(isStopped=lambda: False))
     spark = SimpleNamespace(sparkContext=SimpleNamespace(_jsc=of_java))
     monkeypatch.setattr("ringsync.replica.session.spark_session", lambda *_, **__: spark)

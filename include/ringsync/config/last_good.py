@@ -14,10 +14,12 @@ from hashlib import blake2b
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 
-from ringsync.config import Config, ConfigError, load_config, parse_config, read_config
+from ringsync.config import Config, ConfigError, parse_config, read_config
 
 SETTLED_S = 5.0
 """So long a file must stay unchanged, s, before it counts."""
+
+_INSTEAD = "the last good configuration is used: "
 
 
 def load_last_good(path: str | Path, *, waits: bool = False) -> tuple[Config, str]:
@@ -35,7 +37,7 @@ def load_last_good(path: str | Path, *, waits: bool = False) -> tuple[Config, st
         config = parse_config(text, path)
     except ConfigError as error:
         try:
-            return parse_config(read_config(copy), path), f"the last good configuration is used: {error}"
+            return parse_config(read_config(copy), path), f"{_INSTEAD}{error}"
         except ConfigError:
             raise error from None
     if _is_new(path):
@@ -49,22 +51,28 @@ class Outdated:
     """Tells whether a file holds a good configuration by now, and another one than a run has read.
 
     :param config: what the run has read
+    :ivar wrong: what is wrong with the file, as :func:`load_last_good` says it; empty: nothing
     """
 
-    def __init__(self, path: str | Path, config: Config) -> None:
-        self._path, self._config = path, config
+    def __init__(self, path: str | Path, config: Config, wrong: str = "") -> None:
+        self._path, self._config, self.wrong = path, config, wrong
         self._seen: tuple[int, ...] = ()
+        self._is_outdated = False
 
     def __call__(self) -> bool:
-        try:
-            status = os.stat(self._path)
-            seen = (status.st_mtime_ns, status.st_size, status.st_ino)
-            if seen == self._seen or _is_new(self._path):
-                return False
-            self._seen = seen
-            return load_config(self._path) != self._config
-        except (OSError, ConfigError):  # which an alarm tells
-            return False
+        seen = _version(self._path)
+        if seen != self._seen and (not seen or not _is_new(self._path)):
+            try:
+                text = read_config(self._path)
+            except ConfigError as error:  # a disk may be away for a moment: it is read again
+                self.wrong = f"{_INSTEAD}{error}"
+                return self._is_outdated
+            self._seen, self._is_outdated = seen, False
+            try:
+                self._is_outdated, self.wrong = parse_config(text, self._path) != self._config, ""
+            except ConfigError as error:
+                self.wrong = f"{_INSTEAD}{error}"
+        return self._is_outdated
 
 
 def what_is_wrong(path: str | Path) -> str:
@@ -73,6 +81,15 @@ def what_is_wrong(path: str | Path) -> str:
         return load_last_good(path)[1]
     except ConfigError as error:
         return str(error)
+
+
+def _version(path: str | Path) -> tuple[int, ...]:
+    """Return what changes with a file; empty: it cannot be looked at."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return ()
+    return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 def _is_new(path: str | Path) -> bool:

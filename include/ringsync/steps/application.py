@@ -68,9 +68,9 @@ class Application:
     patterns: tuple[TablePattern, ...] = ()
     config_error: str = ""
 
-    def outdated(self) -> Callable[[], bool]:
+    def outdated(self) -> Outdated:
         """Return what tells whether a good configuration other than this run's is there by now."""
-        return Outdated(self.config_path, self.config)
+        return Outdated(self.config_path, self.config, self.config_error)
 
     def of(self, table: tuple[str, str]) -> Application:
         """Return this application as if it were for this table only."""

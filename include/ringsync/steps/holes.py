@@ -23,6 +23,10 @@ from ringsync.schema.table import TableSchema, UnreadableTable
 from ringsync.status import STALE_AFTER_S, age_s, read_status, read_statuses
 from ringsync.storage.port import NotFoundError, ObjectStore
 
+OLD_CONFIG_S = 600.0
+"""So long after a change of the configuration a loop may work by the one before, s: a cycle that takes long, on a host
+whose file changes later."""
+
 
 def note_holes(
     store: ObjectStore,
@@ -113,12 +117,13 @@ def _captured_until_ms(store: ObjectStore, before_ms: int) -> int:
 def _gap(table_id: str, name: str, left: LeftTable | None, config: Config) -> Gap:
     """Return the gap of a table that is planned again.
 
-    A loop follows the configuration that it has read when its run began: until that ends, it may leave the table out.
+    A loop follows the configuration that it has read when its run began: until that ends, which the change makes it do,
+    it may leave the table out.
     """
     since_ms = left.since_ms if left else 0
     back_ms = int(time.time() * 1000)
     if left is None or left.has_cdc:
-        back_ms += int(config.sync.run_s * 1000)
+        back_ms += int(min(config.sync.run_s, OLD_CONFIG_S) * 1000)
     # It may leave twice with nothing captured in between.
     part = f"{table_id}-{since_ms}-{left.noted_ms if left else back_ms}"
     return Gap(NOT_FOLLOWED, "", part, since_ms, back_ms, {table_id: name}, ())

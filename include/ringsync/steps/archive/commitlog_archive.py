@@ -75,20 +75,25 @@ def run(application: Application) -> tuple[Report, ExitCode]:
     archiver = Archiver(config, store, queue, _Cluster(config))
     old_snapshots = ClearsAside(config, store, queue)
 
-    def standing() -> dict[str, Any]:
-        return {"nodes": archiver.status(), "problems": archiver.problems, "config_error": application.config_error}
+    began_s, is_outdated = time.monotonic(), application.outdated()
 
-    began_s = time.monotonic()
-    end_s = began_s + config.sync.run_s
+    def standing() -> dict[str, Any]:
+        return {"nodes": archiver.status(), "problems": archiver.problems, "config_error": is_outdated.wrong}
+
+    def is_over() -> bool:
+        worked_s = time.monotonic() - began_s
+        must_tell = worked_s >= TELL_AFTER_S and archiver.counts["unread"] > 0
+        return worked_s >= config.sync.run_s or must_tell or is_outdated()
+
     # A turn takes minutes where uploads are slow.
     with SignOfLife(store, "commitlog_archive", queue, lambda: None, standing()) as life:
         for _ in cycles(application, config.archive.poll_interval_ms, heeds_stop=False):
-            archiver.cycle(lambda: life.say(standing()), lambda: time.monotonic() >= end_s)
+            archiver.cycle(lambda: life.say(standing()), is_over)
             life.say(standing())
             old_snapshots.clear()
             if queue == DEFAULT_QUEUE:  # one queue does it for all
                 archiver.tidy_aside()
-            if archiver.counts["unread"] and time.monotonic() >= began_s + TELL_AFTER_S:
+            if is_over():
                 break
     return {"queue": queue, **standing(), **archiver.counts}, ExitCode.OK
 

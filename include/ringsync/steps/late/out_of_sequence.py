@@ -37,14 +37,14 @@ def run(application: Application) -> tuple[Report, ExitCode]:
     session = connect_patiently(partial(cluster_settings, config))
     create_state(session, config)
     end = time.monotonic() + config.sync.run_s
-    patience, written_s = Patience(), 0.0
+    patience, written_s, is_outdated = Patience(), 0.0, application.outdated()
 
     def goes_on() -> bool:
         nonlocal written_s
         if time.monotonic() >= written_s + STATUS_EVERY_S:
             written_s = time.monotonic()
             put_status(store, "out_of_sequence", "queue", late.status())
-        return time.monotonic() < end and not is_stopped(store)
+        return time.monotonic() < end and not is_outdated() and not is_stopped(store)
 
     with ControlServer() as control:
         control.watch_limits(store, application.run, cluster_limits(config))
