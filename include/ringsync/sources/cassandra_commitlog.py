@@ -32,8 +32,8 @@ option
               instead the parts that cannot be read or decoded, with their raw bytes
 ============  ========================================================================================
 
-The driver reads the schema once. Segments, keystore and, for ``gs://``, the configuration must be at the
-same path on every executor. Local segments are split over tasks by their sections.
+The driver reads the schema and the configuration once. Segments and keystore must be at the same path on every
+executor. Local segments are split over tasks by their sections.
 """
 
 from __future__ import annotations

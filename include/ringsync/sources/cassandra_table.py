@@ -15,7 +15,7 @@
 ============  ========================================================================================
 option
 ============  ========================================================================================
-``config``    path of the configuration file, the same on every executor; it says how to reach the
+``config``    path of the configuration file, on the driver only; it says how to reach the
               cluster (no secret is ever an option, since Spark shows options in its UI)
 ``table``     ``keyspace.table``
 ``times``     ``true`` (default) or ``false``: whether to read writetimes and expiry

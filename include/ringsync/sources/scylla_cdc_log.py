@@ -16,7 +16,7 @@
 ============  ========================================================================================
 option
 ============  ========================================================================================
-``config``    path of the configuration file, the same on every executor; it says how to reach the
+``config``    path of the configuration file, on the driver only; it says how to reach the
               cluster
 ``table``     ``keyspace.table``: the base table
 ``from``      write time from which on to read, ISO 8601 with its offset, or ms since the epoch;
