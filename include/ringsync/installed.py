@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Mapping
 from functools import cache
+from glob import glob
 from hashlib import blake2b
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -29,7 +30,8 @@ def installed() -> Mapping[str, str]:
     if java := _java(os.environ.get("JAVA_HOME", "")):
         found["java"] = java
     if jars := os.environ.get("RINGSYNC_SPARK_JARS"):
-        found["jars"] = " ".join(sorted(Path(jar).name for jar in jars.split(",")))
+        named = {Path(jar).name for pattern in jars.split(",") for jar in glob(pattern) or [pattern]}
+        found["jars"] = " ".join(sorted(named))
     return found
 
 
