@@ -22,12 +22,13 @@ from ringsync.cluster.cluster import read_hosts, read_settings
 from ringsync.cluster.session import connect
 from ringsync.config import DEFAULT_QUEUE, Config
 from ringsync.ledger.archive import READ, WAITING, ShortSegmentError, archive_segment, is_waiting, tidy
-from ringsync.ledger.finished_segments import SegmentIds, finished_segments
+from ringsync.ledger.finished_segments import finished_segments
 from ringsync.ledger.gaps import get_unread, put_unread
-from ringsync.ledger.staging import Written, commit_keys, get_commit
+from ringsync.ledger.staging import commit_keys, get_commit
 from ringsync.status import forget
 from ringsync.steps.application import Application, ExitCode, Report
 from ringsync.steps.archive.aside import Aside
+from ringsync.steps.archive.committed import Committed
 from ringsync.steps.archive.raw_folder import TOTAL_SPACE, RawFolder, RawSegment, look, total_space
 from ringsync.steps.archive.upload_pace import UploadPace
 from ringsync.steps.bootstrap.old_snapshots import ClearsAside
@@ -149,24 +150,6 @@ class ArchivedNode:
         self.unread.pop(segment.identity, None)
         for identity in sorted(self.left_ms)[:-KEPT_ENDS]:
             del self.left_ms[identity]
-
-
-@dataclass(frozen=True)
-class Committed:
-    """What ``commitlog_stage`` has committed of a node's log.
-
-    :ivar finished: ids of segments that it has wholly committed of late
-    :ivar folded: ids of those that it had committed long ago
-    :ivar written: write times of the rows of segments, as far as they are known
-    """
-
-    finished: Collection[int] = ()
-    folded: SegmentIds = field(default_factory=SegmentIds)
-    written: Mapping[int, Written] = field(default_factory=dict)
-
-    def has(self, identity: int) -> bool:
-        """Tell whether a segment is wholly committed."""
-        return identity in self.finished or identity in self.folded
 
 
 class _Cluster:
