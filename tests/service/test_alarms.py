@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import threading
 import time
@@ -17,7 +16,6 @@ import yaml
 
 from ringsync.cli import main
 from ringsync.config import Config, load_config
-from ringsync.config.last_good import Outdated
 from ringsync.ledger.alarms import Active, Alarm, forget_before, get_active, history, raised_now
 from ringsync.ledger.database import CDC_LOGS
 from ringsync.ledger.gaps import Gap, note_gap, note_verified
@@ -384,25 +382,6 @@ def test_a_store_that_is_not_mounted_any_more_is_away_and_clears_nothing(conf: P
     assert any("is it mounted?" in one for one in told)
     assert not [one for one in told if "cleared" in one], told
     assert list((tmp_path / "lake").iterdir()) == []
-
-
-def test_a_watch_ends_when_the_configuration_has_changed(conf: Path, store: ObjectStore) -> None:
-    """Its next run reads it: a new notifier was told hours later."""
-    config, clock = load_config(conf), [time.time()]
-    os.utime(conf, (time.time() - 600,) * 2)
-    began_s = clock[0]
-
-    def sleep(slept: float) -> None:
-        clock[0] += slept
-        if clock[0] - began_s >= 100:  # the same in other words, then wrong, and then another
-            text = f"{good}# one\n" if clock[0] - began_s < 200 else f"{good}kafca: null\n"
-            conf.write_text(text if clock[0] - began_s < 300 else f"{good}sync: {{exclude: [a.b]}}\n")
-            os.utime(conf, (time.time() - 600 + clock[0] - began_s,) * 2)
-
-    good = conf.read_text()
-    watch(config, store, [], is_outdated=Outdated(conf, config), clock=lambda: clock[0], sleep=sleep)
-    assert 300 <= clock[0] - began_s < 300 + 2 * config.alarms.interval_s
-    assert config.sync.run_s > 3600
 
 
 def test_metrics_that_cannot_be_written_end_no_watch(

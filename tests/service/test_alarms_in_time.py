@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from ringsync.airflow_client import DagHealth, RunState, TaskState
 from ringsync.config import load_config
+from ringsync.config.last_good import Outdated
 from ringsync.ledger.alarms import raised_now
 from ringsync.service.alarms import watch
 from ringsync.service.problem import Kind
@@ -85,3 +87,23 @@ def test_a_store_that_takes_long_to_fail_is_told_in_time(tmp_path: Path) -> None
     watch(short, store, making(lambda alarm: told.append(clock[0])), clock=lambda: clock[0], sleep=sleep)
     assert told
     assert told[0] - 1000.0 <= 150
+
+
+def test_a_watch_ends_when_the_configuration_has_changed(tmp_path: Path) -> None:
+    """Its next run reads it: a new notifier was told hours later."""
+    conf = written_conf(tmp_path)
+    config, clock = load_config(conf), [time.time()]
+    os.utime(conf, (time.time() - 600,) * 2)
+    began_s = clock[0]
+
+    def sleep(slept: float) -> None:
+        clock[0] += slept
+        if clock[0] - began_s >= 100:  # the same in other words, then wrong, and then another
+            text = f"{good}# one\n" if clock[0] - began_s < 200 else f"{good}kafca: null\n"
+            conf.write_text(text if clock[0] - began_s < 300 else f"{good}sync: {{exclude: [a.b]}}\n")
+            os.utime(conf, (time.time() - 600 + clock[0] - began_s,) * 2)
+
+    good = conf.read_text()
+    watch(config, store_of(config), [], is_outdated=Outdated(conf, config), clock=lambda: clock[0], sleep=sleep)
+    assert 300 <= clock[0] - began_s < 300 + 2 * config.alarms.interval_s
+    assert config.sync.run_s > 3600

@@ -7,12 +7,14 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from ringsync.airflow_client import WORKED_S, DagHealth
 from ringsync.cli import main
 from ringsync.config import load_config
 from ringsync.ledger.alarms import Alarm, get_active
@@ -109,6 +111,17 @@ def test_start_status_and_stop(
     assert "not all is published: the loops have not begun the next window interval" in capsys.readouterr().err
     assert main(["status", "--prometheus", "--conf", str(conf)]) == 0
     assert 'ringsync_status_timestamp_seconds{loop="bucket_close",queue="close"}' in capsys.readouterr().out
+
+    client, asked = client_of(load_config(conf)), []
+    request = client._request
+    client._request = lambda *given: asked.append(given[1]) or request(*given)  # type: ignore[method-assign,func-returns-value]
+    in_minutes = datetime.now(UTC) + timedelta(seconds=WORKED_S + 60)
+    loops = ["commitlog_stage", "bucket_close", "out_of_sequence", "schema_updater", "commitlog_archive", "alarms"]
+    for all_tasks in (False, True):
+        for dag, health in client.health(loops, in_minutes, all_tasks=all_tasks).items():
+            assert isinstance(health, DagHealth), health
+            assert (health.paused, health.run and health.run.state, health.ended) == (False, "running", None), dag
+    assert not [path for path in asked if any(path.startswith(f"dags/{dag}/") for dag in loops)], "all at once"
 
     # The task can ask Airflow, too: what was told while Airflow was starting is over.
     until(lambda: not away(store), 300, lambda: away(store))

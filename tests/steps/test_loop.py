@@ -3,6 +3,8 @@
 import argparse
 import json
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -434,3 +436,25 @@ def test_a_cluster_that_cannot_check_a_password_is_away(
         connect_patiently(lambda: settings, sleep=sleep)
     assert sum(waited) == PATIENCE_S
     assert raised is ClusterError or said in str(told.value)
+
+
+def test_a_cycle_that_hangs_ends_its_process_and_shows_where(tmp_path: Path) -> None:
+    """Airflow's own limit is longer than a run, which takes hours."""
+    program = f"""
+from types import SimpleNamespace
+from ringsync.steps import loop
+from ringsync.storage.local import LocalStore
+config = SimpleNamespace(sync=SimpleNamespace(run_s=3600))
+application = SimpleNamespace(config=config, store=LocalStore({str(tmp_path)!r}), outdated=lambda: bool)
+loop.STUCK_S = 0.5
+for number in loop.cycles(application, 100):
+    if number == 8:
+        import threading
+        def waits_for_ever(): threading.Event().wait()
+        waits_for_ever()
+"""
+    begun = time.monotonic()
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=120)
+    assert run.returncode == 1
+    assert "waits_for_ever" in run.stderr
+    assert time.monotonic() - begun > 1, "eight cycles were no hang"

@@ -5,6 +5,7 @@ A Spark application needs some twenty CPU seconds to start, so windows shorter t
 
 from __future__ import annotations
 
+import faulthandler
 import importlib
 import json
 import socket
@@ -33,6 +34,9 @@ REFUSED_S = 10.0
 MAX_FAILURES = 30
 """Failed cycles in a row that end the loop."""
 
+STUCK_S = 7200.0
+"""Longest time of a cycle, s. That of a backlog may be long; what it has done by then stays done."""
+
 SAY_EVERY_S = 5.0
 """Time between two signs of life while a cycle takes long."""
 
@@ -49,7 +53,8 @@ def cycles(
     heeds_stop: bool = True,
 ) -> Iterator[int]:
     """Yield the number of each cycle, from 0, for ``sync.run_s`` seconds, or until the configuration has changed: the
-    next run reads the new one. A cycle begins ``poll_ms`` after the last one began, or later.
+    next run reads the new one. A cycle begins ``poll_ms`` after the last one began, or later. One that takes longer than
+    :data:`STUCK_S` ends the process, whatever hangs, and says where: Airflow begins the loop again.
 
     :param heeds_stop: whether ``cdcservice stop`` ends it, too
     """
@@ -57,7 +62,12 @@ def cycles(
     number = 0
     while True:
         began = clock()
-        yield number
+        # By a thread that needs no lock of Python's, to stderr as the process has it.
+        faulthandler.dump_traceback_later(STUCK_S, exit=True, file=2)
+        try:
+            yield number
+        finally:
+            faulthandler.cancel_dump_traceback_later()
         number += 1
         if clock() >= end or is_outdated() or (heeds_stop and is_stopped(application.store)):
             return
