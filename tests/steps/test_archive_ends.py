@@ -13,6 +13,7 @@ import pytest
 from ringsync.config import load_config
 from ringsync.steps.application import Application, ExitCode
 from ringsync.steps.archive import commitlog_archive
+from ringsync.steps.archive.committed import Committed
 from ringsync.storage.local import LocalStore
 from tests.steps.test_archive import Nodes, fill
 
@@ -96,7 +97,7 @@ def test_a_run_whose_segments_were_read_works_to_its_end(
     raw: Path, archive_s: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(raw, 3)
-    monkeypatch.setattr(commitlog_archive.Committed, "has", lambda *_: True)
+    monkeypatch.setattr(Committed, "has", lambda *_: True)
     worked_s, report = archive_s("always")
     assert worked_s >= 14_400
     assert (report["segments"], report["unread"]) == (3, 0)

@@ -53,8 +53,8 @@ def cycles(
     heeds_stop: bool = True,
 ) -> Iterator[int]:
     """Yield the number of each cycle, from 0, for ``sync.run_s`` seconds, or until the configuration has changed: the
-    next run reads the new one. A cycle begins ``poll_ms`` after the last one began, or later. One that takes longer than
-    :data:`STUCK_S` ends the process, whatever hangs, and says where: Airflow begins the loop again.
+    next run reads the new one. A cycle begins ``poll_ms`` after the last one began, or later. One that lasts longer
+    than :data:`STUCK_S` ends the process, whatever hangs, and says where; Airflow begins the loop again.
 
     :param heeds_stop: whether ``cdcservice stop`` ends it, too
     """
