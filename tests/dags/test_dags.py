@@ -440,3 +440,28 @@ def test_a_queue_takes_snapshots_only_with_mode_sstable(
     other = BundleDagBag(DAGS / "bootstrap_table.py", bundle_path=DAGS, bundle_name="dags")
     assert reasons(other) == ["", "", dry, reading]
     assert other.dags["bootstrap_table"].get_task("snapshot_rack-1").queue == "rack-1"
+
+
+def test_sixty_queues_are_little_work_for_airflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of ten minutes were 18,000 task instances a day, each of which is a row in seven tables (docs/deploy.md)."""
+    from airflow.dag_processing.dagbag import BundleDagBag
+
+    from ringsync.config import load_config
+
+    nodes = {f"10.0.0.{node}": f"host-{node}" for node in range(60)}
+    document = {"server_name": "s", "cassandra": {"contact_points": ["10.0.0.1"]}, "store": {"url": "lake"}}
+    (tmp_path / "ringsync.yaml").write_text(json.dumps({**document, "sync": {"queue_of_node": nodes}}))
+    monkeypatch.setenv("RINGSYNC_CONFIG", str(tmp_path / "ringsync.yaml"))
+    run_s = load_config(tmp_path / "ringsync.yaml").sync.run_s
+    of_a_day: dict[str, float] = {}
+    for dag in BundleDagBag(DAGS, bundle_path=DAGS, bundle_name="dags").dags.values():
+        if dag.schedule == "@continuous":
+            runs = 86_400 / run_s
+        elif isinstance(dag.schedule, timedelta):
+            runs = timedelta(days=1) / dag.schedule
+        else:  # each hour, daily, or by hand
+            runs = {"archive_reprocess": 24, "replica_verify": 1}.get(dag.dag_id, 0)
+        of_a_day[dag.dag_id] = runs * len(dag.tasks)
+    assert len([dag for dag in of_a_day if dag.startswith("commitlog_stage_host-")]) == 60
+    assert sum(of_a_day.values()) < 1_800
+    print(f"{sum(of_a_day.values()):,.0f} task instances a day")
