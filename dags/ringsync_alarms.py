@@ -41,7 +41,7 @@ class AlarmOperator(BaseOperator):
         raised = watch(
             *(config, store_of(config), notifiers),
             wrong=lambda: what_is_wrong(path),
-            is_outdated=Outdated(path, config),
+            is_outdated=Outdated(path, config, lasting=True),
         )
         self.log.info("%d alarms are raised", raised)
 

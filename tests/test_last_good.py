@@ -12,6 +12,7 @@ import pytest
 from ringsync.config import ConfigError, load_config
 from ringsync.config import last_good as kept
 from ringsync.config.last_good import Outdated, load_last_good, what_is_wrong
+from ringsync.installed import installed
 
 GOOD = "server_name: s\ncassandra: {contact_points: [10.0.0.1]}\nstore: {url: lake}\n"
 
@@ -178,6 +179,42 @@ def test_a_wrong_file_makes_no_run_outdated_and_is_named_until_it_is_right(
     assert (begun_meanwhile(), begun_meanwhile.wrong) == (False, ""), "the archive said so until the end of its run"
     write(conf, GOOD.replace("lake", "sea"), 100)
     assert is_outdated()
+
+
+def test_a_run_ends_when_the_file_stays_wrong_unless_it_protects_production(home: Path, conf: Path) -> None:
+    """Another host's file may be right, and name a table that this run leaves out."""
+    clock = [1000.0]
+    write(conf, GOOD, 300)
+    config, _ = load_last_good(conf)
+    ends, lasts = (Outdated(conf, config, lasting=lasting, clock=lambda: clock[0]) for lasting in (False, True))
+    write(conf, "sync: [", 200)
+    for now_s, is_over in ((1000, False), (1299, False), (1300, True)):
+        clock[0] = now_s
+        assert (ends(), lasts()) == (is_over, False)
+    write(conf, GOOD, 100)
+    assert not ends()
+    write(conf, "sync: [", 50)
+    clock[0] += 299
+    assert not ends(), "it counts from when the file was right last"
+
+
+def test_a_run_ends_when_another_version_is_installed(home: Path, conf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, digest = [1000.0], [installed()["ringsync"]]
+    write(conf, GOOD, 300)
+    monkeypatch.setattr("ringsync.config.last_good.digest_of_source", lambda: digest[0])
+    is_outdated = Outdated(conf, load_config(conf), clock=lambda: clock[0])
+
+    def minutes_later(minutes: float) -> bool:
+        clock[0] += 60 * minutes
+        return is_outdated()
+
+    assert [minutes_later(1) for _ in range(3)] == [False] * 3
+    digest[0] = "half of the files"
+    assert not minutes_later(1)
+    digest[0] = "all of the files"
+    assert not minutes_later(1), "somebody was installing"
+    assert not minutes_later(0.5)
+    assert minutes_later(0.5)
 
 
 def test_a_disk_that_is_away_for_a_moment_hides_no_change(

@@ -21,7 +21,7 @@ LIBRARIES = ("pyarrow", "numpy", "numba", "cassandra-driver", "deltalake")
 def installed() -> Mapping[str, str]:
     """Return what this process runs, by name: ringsync, as a digest of its source; Python's version and those of the
     libraries; Java's, and the names of Spark's jars, where the environment says them."""
-    found = {"ringsync": _digest_of_source(), "python": "{}.{}".format(*sys.version_info)}
+    found = {"ringsync": digest_of_source(), "python": "{}.{}".format(*sys.version_info)}
     for library in LIBRARIES:
         try:
             found[library] = version(library)
@@ -41,7 +41,7 @@ def differences(here: Mapping[str, str], there: Mapping[str, str]) -> list[str]:
     return [f"{name} {here[name]}, not {there[name]}" for name in both]
 
 
-def _digest_of_source() -> str:
+def digest_of_source() -> str:
     """Return a digest of the package's source: checkouts of one version may differ."""
     digest = blake2b(digest_size=6)
     for file in sorted(PACKAGE.rglob("*.py")):

@@ -11,9 +11,11 @@ from pyspark.daemon import manager
 if sys.argv[1:] == ["pyspark.worker"]:
     import ringsync.sources.cassandra_table
     import ringsync.sources.scan.scan  # noqa: F401
+    from ringsync.installed import installed
     from ringsync.warm import warm
 
     warm()
+    installed()  # what this process has loaded, and its forks run, whatever is installed meanwhile
 
 if __name__ == "__main__":
     manager()

@@ -9,6 +9,7 @@ from cassandra.policies import ConvictionPolicy
 from cassandra.pool import Host as DriverHost
 from hypothesis import given, settings
 
+from ringsync.ring.ranks import ranked
 from ringsync.ring.ring import Host, Replication, RingError, RingSnapshot, parse_replication, replicas, token_ranges
 from ringsync.ring.tokens import RING_WIDTH, TokenRange
 from tests.ring.strategies import rings
@@ -111,3 +112,21 @@ def test_replication_options() -> None:
     assert parse_replication({"class": package + "NetworkTopologyStrategy", "b": "3/1", "a": "2"}) == Replication(
         "NetworkTopologyStrategy", (("a", 2), ("b", 3))
     )
+
+
+def test_a_node_that_is_away_is_as_one_that_is_down_to_who_agrees_and_reads() -> None:
+    """Of the other datacenter, too: as a node whose log is not to be read, it made passes that all replicas have."""
+    hosts = [
+        Host(f"h{place}", f"10.0.0.{place}", 9042, dc, "r", (place,), is_local=dc == "dc1")
+        for place, dc in enumerate(["dc1", "dc1", "dc1", "dc2"])
+    ]
+    ring = RingSnapshot(tuple(hosts), Replication("NetworkTopologyStrategy", (("dc1", 3), ("dc2", 1))))
+    assert set(ranked(ring).levels) == {"LOCAL_ONE"}
+    for away in ("h1", "h3"):
+        without = ranked(ring.without({away}))
+        down = ranked(replace(ring, hosts=tuple(replace(host, up=host.id != away) for host in hosts)))
+        assert without.levels == down.levels == ("LOCAL_QUORUM",) * 4
+        assert without.live.tolist() == down.live.tolist()
+        assert all(host.id != away for hosts in without.hosts for host in hosts[:3]), "it has the last rank"
+        assert all(without.all_live), "it answers: only its log is not read"
+        assert (without.ring.epoch, without.ring.digest) == (ring.epoch, ring.digest)

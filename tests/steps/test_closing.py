@@ -6,7 +6,7 @@ from typing import Any
 
 from ringsync.ring.ring import Host
 from ringsync.status import STALE_AFTER_S
-from ringsync.steps.close.closing import log_progress, progress
+from ringsync.steps.close.closing import UNHEARD_MS, log_progress, progress
 
 NOW = 1_790_000_000_000
 HOUR = 3_600_000
@@ -66,9 +66,9 @@ C = Host("3", "10.0.0.3", 9042, "dc", "r", ())
 OTHERS = {"q1": status(clear_at_ms=NOW - 700), "q2": status(clear_at_ms=NOW - 900, node="2")}
 
 
-def test_the_others_agree_without_a_node_that_was_not_read_for_a_minute() -> None:
+def test_the_others_agree_without_a_node_that_was_not_read_for_two_minutes() -> None:
     """A host that is patched for an hour made all rows of its ranges wait until their buckets closed."""
-    for since_ms, unheard in (({}, set()), ({"3": NOW - 59_000}, set()), ({"3": NOW - 60_000}, {"3"})):
+    for since_ms, unheard in (({}, set()), ({"3": NOW - UNHEARD_MS + 1}, set()), ({"3": NOW - UNHEARD_MS}, {"3"})):
         found = progress((A, B, C), OTHERS, queue_of, NOW, PATIENCE, since_ms)
         assert found.unheard == unheard
         assert "10.0.0.3:9042" in found.unread
@@ -86,16 +86,19 @@ def test_a_worker_that_comes_back_is_heard_once_it_has_nearly_caught_up() -> Non
     behind = {**OTHERS, "q3": status(clear_at_ms=NOW - HOUR, node="3")}
     found = progress((A, B, C), behind, queue_of, NOW, PATIENCE, {"3": NOW - HOUR})
     assert (found.staged_until, found.unheard, found.since_ms) == (NOW - PATIENCE, {"3"}, {"3": NOW - HOUR})
-    assert "is 3,599 s behind the others'" in found.unread["10.0.0.3:9042"]
-    near = {**OTHERS, "q3": status(clear_at_ms=NOW - PATIENCE, node="3")}
+    assert "from far behind the others'" in found.unread["10.0.0.3:9042"]
+    near = {**OTHERS, "q3": status(clear_at_ms=NOW - UNHEARD_MS, node="3")}
     found = progress((A, B, C), near, queue_of, NOW, PATIENCE, {"3": NOW - HOUR})
-    assert (found.staged_until, found.unheard, found.since_ms) == (NOW - PATIENCE, set(), {})
+    assert (found.staged_until, found.unheard, found.since_ms) == (NOW - UNHEARD_MS, set(), {})
+    # It was away for less than a window: what it has is not late yet, so closing waits for it, and agreement does not.
+    found = progress((A, B, C), behind, queue_of, NOW, PATIENCE, {"3": NOW - PATIENCE + 1})
+    assert (found.staged_until, found.unheard) == (NOW - HOUR, {"3"})
 
 
 def test_a_worker_that_was_away_for_a_moment_is_waited_for() -> None:
     """However old its backlog is: after an outage of all, one begins some seconds later than the others."""
     behind = {**OTHERS, "q3": status(clear_at_ms=NOW - HOUR, node="3")}
-    found = progress((A, B, C), behind, queue_of, NOW, PATIENCE, {"3": NOW - PATIENCE + 1})
+    found = progress((A, B, C), behind, queue_of, NOW, PATIENCE, {"3": NOW - UNHEARD_MS + 1})
     assert (found.staged_until, found.unheard, found.since_ms) == (NOW - HOUR, set(), {})
     together = {f"q{n}": status(clear_at_ms=NOW - HOUR - 1000 * int(n), node=n) for n in "123"}
     found = progress((A, B, C), together, queue_of, NOW, PATIENCE, {"3": NOW - HOUR})

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 
 from ringsync.config import Config, ConfigError, parse_config, read_config
+from ringsync.installed import digest_of_source, installed
 
 SETTLED_S = 5.0
 """So long a file must stay unchanged, s, before it counts."""
@@ -47,6 +49,14 @@ def load_last_good(path: str | Path, *, waits: bool = False) -> tuple[Config, st
     return config, ""
 
 
+WRONG_S = 300.0
+"""So long a run goes on while the file is wrong, s: then it ends, since others may work by a file that is right. What
+protects production lasts."""
+
+PACKAGE_EVERY_S = 60.0
+"""Time between two looks at what is installed, s; it counts once two looks see the same: somebody may be installing."""
+
+
 class Outdated:
     """Tells whether a file holds a good configuration by now, and another one than a run has read.
 
@@ -54,12 +64,33 @@ class Outdated:
     :ivar wrong: what is wrong with the file, as :func:`load_last_good` says it; empty: nothing
     """
 
-    def __init__(self, path: str | Path, config: Config, wrong: str = "") -> None:
+    def __init__(
+        self,
+        path: str | Path,
+        config: Config,
+        wrong: str = "",
+        *,
+        lasting: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._path, self._config, self.wrong = path, config, wrong
+        self._lasting, self._clock = lasting, clock
         self._seen: tuple[int, ...] = ()
         self._is_outdated = False
+        self._right_s, self._package_s, self._package = clock(), clock(), installed()["ringsync"]
 
     def __call__(self) -> bool:
+        is_outdated, now_s = self._has_changed(), self._clock()
+        if not self.wrong:
+            self._right_s = now_s
+        if not self._lasting and now_s - self._right_s >= WRONG_S:
+            return True
+        if now_s - self._package_s >= PACKAGE_EVERY_S:
+            before, self._package, self._package_s = self._package, digest_of_source(), now_s
+            is_outdated |= before == self._package != installed()["ringsync"]
+        return is_outdated
+
+    def _has_changed(self) -> bool:
         seen = _version(self._path)
         if seen != self._seen and (not seen or not _is_new(self._path)):
             try:

@@ -101,5 +101,5 @@ def ranked(ring: RingSnapshot) -> RankedRing:
     return RankedRing(
         ring,
         tuple(token_range for token_range, _ in owned),
-        tuple(tuple(sorted(hosts, key=lambda host: (not host.up, not host.is_read))) for _, hosts in owned),
+        tuple(tuple(sorted(hosts, key=lambda host: (not host.up, not host.is_heard))) for _, hosts in owned),
     )

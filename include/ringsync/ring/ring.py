@@ -29,6 +29,7 @@ class Host:
     :ivar up: whether the node is alive, as far as anybody says
     :ivar is_local: whether the node is in the datacenter that is asked for rows
     :ivar is_read: whether the node's log is read
+    :ivar is_away: whether it is to be read, and nobody does just now: the others agree without it
     """
 
     id: str
@@ -40,11 +41,12 @@ class Host:
     up: bool = True
     is_local: bool = True
     is_read: bool = True
+    is_away: bool = False
 
     @property
     def is_heard(self) -> bool:
-        """Whether the node is up and its log is read."""
-        return self.up and self.is_read
+        """Whether the node is up and its log is read, also just now."""
+        return self.up and self.is_read and not self.is_away
 
     @property
     def endpoint(self) -> str:
@@ -104,13 +106,12 @@ class RingSnapshot:
         description = [sorted(hosts), [self.replication.strategy, sorted(self.replication.factors)]]
         return hashlib.sha256(json.dumps(description).encode()).hexdigest()
 
-    def without_logs_of(self, nodes: Collection[str]) -> RingSnapshot:
-        """Return the ring as it is if the logs of some more nodes are not read.
+    def without(self, nodes: Collection[str]) -> RingSnapshot:
+        """Return the ring as it is if nobody reads the logs of some nodes just now.
 
         :param nodes: their ids
         """
-        hosts = (replace(host, is_read=False) if host.id in nodes else host for host in self.hosts)
-        return replace(self, hosts=tuple(hosts))
+        return replace(self, hosts=tuple(replace(host, is_away=host.id in nodes) for host in self.hosts))
 
     @cached_property
     def epoch(self) -> Epoch:

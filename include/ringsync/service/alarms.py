@@ -30,6 +30,9 @@ RECALLED_MS = 7 * 86_400_000
 _STORE = "object store"
 """Owner of the problem that the store is away: nobody else says anything then."""
 
+LONGEST_S = 3600.0
+"""Longest run of the watch, s: it keeps the password of Airflow for a run, and ``cdcservice stop`` does not end it."""
+
 
 class Watch:
     """All problems that are seen.
@@ -186,7 +189,7 @@ def watch(
     name, _, loop = ALARMS.partition("/")
     keep_from_ms, is_tidy = int((clock() - config.alarms.retention_days * 86_400) * 1000), False
     gaps = Gaps(store)
-    end = clock() + config.sync.run_s
+    end = clock() + min(config.sync.run_s, LONGEST_S)
     while True:
         now_ms = int(clock() * 1000)
         seen, answers = _look(config, store, clock(), gaps)

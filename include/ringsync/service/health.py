@@ -261,7 +261,7 @@ def _unread(told: tuple[str, str]) -> Problem:
     host, reason = told
     if host == ALL_LOGS:
         return Problem(Kind.LOG_UNREADABLE, host, f"{host}: {reason}; buckets close without their rows")
-    text = f"node {host}: {reason}; its token ranges are published one window later"
+    text = f"node {host}: {reason}; after two minutes the others publish without it"
     return Problem(Kind.NODE_BEHIND, f"node {host}", text)
 
 

@@ -56,6 +56,7 @@ class Application:
     :ivar options: further arguments by name
     :ivar patterns: names and patterns of the tables of a run for several; empty: it is for one, or for all with cdc
     :ivar config_error: what is wrong with the configuration, instead of which the last good one is used
+    :ivar lasting: whether it goes on with the last good configuration while the file is wrong
     """
 
     name: str
@@ -67,10 +68,11 @@ class Application:
     options: argparse.Namespace
     patterns: tuple[TablePattern, ...] = ()
     config_error: str = ""
+    lasting: bool = False
 
     def outdated(self) -> Outdated:
         """Return what tells whether a good configuration other than this run's is there by now."""
-        return Outdated(self.config_path, self.config, self.config_error)
+        return Outdated(self.config_path, self.config, self.config_error, lasting=self.lasting)
 
     def of(self, table: tuple[str, str]) -> Application:
         """Return this application as if it were for this table only."""
@@ -118,7 +120,7 @@ def run_application(
         config, wrong = load_last_good(arguments.conf, waits=True) if lasting else (load_config(arguments.conf), "")
         patterns = parse_table_patterns(arguments.table) if of_table else ()
         common = (name, arguments.conf, config, store_of(config))
-        application = Application(*common, None, arguments.run, arguments, patterns, wrong)
+        application = Application(*common, None, arguments.run, arguments, patterns, wrong, lasting)
         is_one = len(patterns) == 1 and patterns[0].is_name
         return _run(application.of(patterns[0].name) if is_one else application, step)
     except (ConfigError, ValueError, StorageError) as error:

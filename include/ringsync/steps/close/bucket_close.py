@@ -228,7 +228,7 @@ class Closer:
         assert self._plan is not None
         if keyspace in self._plan.replications:
             ring = self._plan.ring(keyspace)
-            ring = ring.without_logs_of(self._unheard) if self._unheard else ring
+            ring = ring.without(self._unheard) if self._unheard else ring
         elif keyspace in self._other_rings:
             ring = self._other_rings[keyspace]
         else:

@@ -2,8 +2,8 @@
 
 A bucket closes one window after its end, and once every node that is read has staged all that it had logged by then. So
 a backlog, however old, drains through its own buckets. A node that is down does not delay it. A node that is up but not
-read delays closing by one window more at most, and is reported; after a minute the others no longer need it to agree.
-When its worker comes back with a long backlog, it is read, but not heard before it has nearly caught up: nobody waits.
+read delays closing by one window more at most, and is reported; after two minutes the others agree without it. When its
+worker comes back with a long backlog, it is read, but not heard before it has nearly caught up: nobody waits.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ if TYPE_CHECKING:  # whoever looks at statuses needs neither driver nor kernels
     from ringsync.config.sync import Sync
     from ringsync.steps.sync_plan import SyncPlan
 
-UNHEARD_MS = 60_000
+UNHEARD_MS = 120_000
 """So long a node is waited for that is not read, ms, until the other replicas publish that on which they agree: a loop
-that is killed is at work again after a minute."""
+that is killed is at work again by then. Who comes back is heard once it is less than that behind."""
 
 ALL_LOGS = "the CDC logs"
 """In place of a node's address in ``Progress.unread``: Scylla's logs belong to no node."""
@@ -68,8 +68,8 @@ def progress(
     for host in live:
         clear_at, reason = stood[host.id]
         away_ms, behind_ms = now_ms - since_ms.get(host.id, now_ms), foremost - clear_at
-        if not reason and away_ms >= patience_ms and behind_ms >= patience_ms:
-            reason = f"its log is read again, and is {behind_ms / 1000:,.0f} s behind the others'"
+        if not reason and away_ms >= UNHEARD_MS and behind_ms >= UNHEARD_MS:
+            reason = "its log is read again, from far behind the others'"
         if reason:
             unread[host.endpoint] = reason
             since[host.id] = since_ms.get(host.id, now_ms)
