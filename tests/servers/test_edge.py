@@ -13,7 +13,7 @@ import pytest
 
 from ringsync.airflow_client import AirflowClient
 from servers.airflow import PROJECT
-from servers.edge import EXAMPLE, SECRET, UNIT, EdgeWorker, moved, read_environment, read_unit
+from servers.edge import EXAMPLE, SECRET, STOP_SECONDS, UNIT, EdgeWorker, moved, read_environment, read_unit
 from servers.process import session_members
 from tests.edge_airflow import PASSWORD, client_of, notes, server, until, worker
 
@@ -35,6 +35,7 @@ def test_the_unit(tmp_path: Path) -> None:
         *("--edge-hostname", "me", "--queues"),
     ]
     assert command[8:] == ["q 1,q2", "--concurrency", ""]
+    assert f"\nTimeoutStopSec={STOP_SECONDS}\n" in UNIT.read_text()
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd")
