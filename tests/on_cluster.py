@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,10 @@ from urllib.request import urlopen
 from ringsync.config import load_config
 from ringsync.orchestration import SparkApplication
 from ringsync.wiring import store_of
+from servers.process import ServerProcess
 from servers.spark_cluster import SparkCluster
 from tests.chaos.applications import PROJECT, environment
+from tests.chaos.under_airflow import until
 
 
 @dataclass(frozen=True)
@@ -47,26 +49,23 @@ class Driver:
         found += [part for key, value in settings.items() for part in ("--conf", f"{key}={value}")]
         return [*found, str(PROJECT / "spark_apps" / f"{name}.py"), "--conf", str(self.conf), "--run", run, *options]
 
-    def started(self, name: str, run: str, *options: str) -> subprocess.Popen[bytes]:
-        """Start an application in a session of its own."""
+    @contextmanager
+    def started(self, name: str, run: str, *options: str) -> Iterator[ServerProcess]:
+        """An application that runs, all of which has ended when this ends."""
         told = {**environment(), **self.cluster.driver_environment, **self.secrets}
-        with (self.folder / f"{run}.{name}.log").open("ab") as out:
-            return subprocess.Popen(
-                self.command(name, run, *options),
-                **{"env": told, "cwd": self.folder, "stdout": out, "stderr": subprocess.STDOUT},
-                start_new_session=True,
-            )
+        log = self.folder / f"{run}.{name}.log"
+        process = ServerProcess(self.command(name, run, *options), log, told, self.folder)
+        try:
+            yield process
+        finally:
+            process.kill()
 
     def finished(self, name: str, run: str, *options: str, timeout_s: float = 300) -> tuple[int, dict[str, Any]]:
         """Run an application to its end; its exit code and report."""
-        process = self.started(name, run, *options)
-        try:
-            code = process.wait(timeout_s)
-        finally:
-            if process.poll() is None:
-                process.kill()
-        report = store_of(load_config(self.conf)).get(f"reports/{name}/{run}.json")
-        return code, json.loads(report)
+        with self.started(name, run, *options) as process:
+            until(lambda: process.ended, timeout_s)
+        report = json.loads(store_of(load_config(self.conf)).get(f"reports/{name}/{run}.json"))
+        return report["exit_code"], report
 
     def log(self, name: str, run: str) -> str:
         """What an application has printed."""

@@ -3,6 +3,7 @@ nothing in common but the store, the package and the configuration, of which eac
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 import subprocess
@@ -21,6 +22,7 @@ from ringsync.config import load_config
 from ringsync.config.section import connection_variable
 from ringsync.steps.application import ExitCode
 from ringsync.storage.gcs import GcsStore
+from ringsync.wiring import store_of
 from servers.cassandra import CassandraNode
 from servers.cluster import connected, creating, three_nodes
 from servers.gcs import GcsEmulator
@@ -29,6 +31,7 @@ from servers.spark_cluster import SparkCluster
 from tests.chaos.applications import PROJECT, environment
 from tests.chaos.bootstraps import nodetool_of
 from tests.chaos.test_gcs import World, mirrored
+from tests.chaos.under_airflow import until
 from tests.on_cluster import Driver, arguments_of_all, files_with, shown_by
 from tests.sync.judge import judge
 from tests.sync.pipeline import Pipeline, wait_until_drained, write_conf
@@ -110,10 +113,12 @@ def bootstrapped(driver: Driver, table: str, during: list[Any], *options: str) -
     if "--mode=sstable" in options:
         code, report = driver.finished("sstable_snapshot", table, "--table", table, "--bootstrap-run", table)
         assert code == 0, report
-    scan = driver.started("bootstrap_scan", table, "--table", table)
-    for act in during:
-        act()
-    assert scan.wait(600) == 0, driver.log("bootstrap_scan", table)[-4000:]
+    with driver.started("bootstrap_scan", table, "--table", table) as scan:
+        for act in during:
+            act()
+        until(lambda: scan.ended, 600)
+    report = json.loads(store_of(load_config(driver.conf)).get(f"reports/bootstrap_scan/{table}.json"))
+    assert report["exit_code"] == 0, driver.log("bootstrap_scan", table)[-4000:]
     code, report = driver.finished("bootstrap_drain", table, "--table", table)
     assert code == 0, report
 
@@ -127,7 +132,7 @@ def test_a_cluster_a_bucket_and_folders_with_nothing_in_common(tmp_path: Path, c
     with (
         GcsEmulator(bucket="ringsync-lake") as bucket,
         three_nodes(tmp_path / "nodes", cache, 181, authenticator="password") as nodes,
-        SparkCluster(tmp_path / "spark", [str(package) for package in packages], cores=2, memory_mb=1536) as cluster,
+        SparkCluster(tmp_path / "spark", [str(package) for package in packages], cores=4, memory_mb=2816) as cluster,
         connected(nodes, ConsistencyLevel.ALL) as session,
     ):
         with creating(nodes[0]) as creator:
