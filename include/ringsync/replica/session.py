@@ -50,8 +50,8 @@ DEFAULT_CONF: dict[str, str] = {
     "spark.sql.execution.arrow.maxRecordsPerBatch": str(MOST_ROWS),
     "spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1),
     "spark.python.daemon.module": "ringsync.spark_daemon",
-    # Code of tasks that is larger goes by a file, which nobody removes before the driver ends (pyspark/broadcast.py): a
-    # loop of hours would leave gigabytes, with the secrets that executors need.
+    # Code of tasks that is larger goes by a file, which nobody removes before the driver ends (PySpark's class
+    # Broadcast): a loop of hours would leave gigabytes, with the secrets that executors need.
     "spark.broadcast.UDFCompressionThreshold": "1g",
 }
 
