@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import random
-import shutil
 import subprocess
 import sys
 import threading
@@ -124,15 +123,12 @@ def bootstrapped(driver: Driver, table: str, during: list[Any], *options: str) -
 
 
 def test_a_cluster_a_bucket_and_folders_with_nothing_in_common(tmp_path: Path, cache: Path, spark: Any) -> None:
-    packages = [tmp_path / f"package-{number}" for number in range(2)]
-    for package in packages:
-        shutil.copytree(PROJECT / "include", package)
     jars = [*fetch("delta", cache).glob("*.jar"), *fetch("gcs", cache).glob("*.jar")]
     wanted = ",".join(str(jar) for jar in jars if jar.name.startswith(("delta-", "unity", "gcs-")))
     with (
         GcsEmulator(bucket="ringsync-lake") as bucket,
         three_nodes(tmp_path / "nodes", cache, 181, authenticator="password") as nodes,
-        SparkCluster(tmp_path / "spark", [str(package) for package in packages], cores=4, memory_mb=2816) as cluster,
+        SparkCluster(tmp_path / "spark", [f"{PROJECT}/include"] * 2, cores=4, memory_mb=2816) as cluster,
         connected(nodes, ConsistencyLevel.ALL) as session,
     ):
         with creating(nodes[0]) as creator:
