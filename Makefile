@@ -49,6 +49,11 @@ test-scylla: $(ENVIRONMENT) ## The sync of a real ScyllaDB: RINGSYNC_SCYLLA=host
 	$(BIN)/python -m servers.jars delta
 	$(BIN)/python -m pytest -m chaos tests/scylla/test_live.py
 
+.PHONY: test-compose
+test-compose: $(ENVIRONMENT) ## docker-compose.yaml by podman, as root: build, start, follow a table, restart each service
+	$(BIN)/python -m servers.jars cassandra-5.0 kafka apicurio
+	$(BIN)/python -m pytest -m compose -s tests/compose
+
 .PHONY: lint
 lint: $(ENVIRONMENT) ## Format, lint and types only
 	$(BIN)/ruff format --check .

@@ -12,6 +12,8 @@ import pytest
 import yaml
 
 from ringsync.config import load_config
+from tests.compose.images import STAND_INS, TARGETS
+from tests.compose.project import with_alternatives
 
 ROOT = Path(__file__).parent.parent
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yaml").read_text())
@@ -138,6 +140,32 @@ def test_its_configuration_is_valid_and_names_its_services() -> None:
     assert config.airflow.url == "http://airflow-api:8080"
     volumes = {volume.split(":")[1] for volume in SERVICES["spark-worker"]["volumes"]}
     assert config.store.url.removeprefix("file://") in volumes
+
+
+def test_what_its_configuration_has_as_comments_is_valid_and_names_services(tmp_path: Path) -> None:
+    text = with_alternatives((ROOT / "docker" / "ringsync.yaml").read_text())
+    (tmp_path / "ringsync.yaml").write_text(text)
+    config = load_config(tmp_path / "ringsync.yaml")
+    assert config.store.url == "gs://ringsync/lake"
+    assert config.kafka is not None
+    addresses = [config.store.gcs_endpoint, config.kafka.schema_registry_url, *config.kafka.bootstrap_servers]
+    for address in addresses:
+        name = re.fullmatch(r"(?:http://)?([\w-]+):\d+(?:/.*)?", str(address))
+        assert name, address
+        assert SERVICES[name[1]]["profiles"]
+
+
+def test_the_lake_is_for_its_user_only() -> None:
+    """An empty named volume takes over the rights of the image's folder; cdcservice start warns of others."""
+    assert re.search(r"install -d .*-m 750 /lake", DOCKERFILE)
+
+
+def test_each_image_that_is_not_built_has_a_stand_in() -> None:
+    bases = re.findall(r"^FROM (\S+)", DOCKERFILE, re.MULTILINE)
+    images = {one["image"] for one in SERVICES.values() if "build" not in one} | {*bases}
+    assert {name.split(":")[0] for name in images} == {*TARGETS}
+    stages = re.findall(r" AS (\w+)$", (STAND_INS / "Dockerfile").read_text(), re.MULTILINE)
+    assert {*TARGETS.values()} <= {*stages}
 
 
 def settings_of_node(name: str, folder: Path) -> dict[str, Any]:
