@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from ringsync.config import load_config
-from tests.compose.images import STAND_INS, TARGETS
+from tests.compose.images import STAND_INS, TARGETS, external_images
 from tests.compose.project import with_alternatives
 
 ROOT = Path(__file__).parent.parent
@@ -45,6 +45,12 @@ def test_keys_are_composes(service: tuple[str, dict[str, Any]]) -> None:
 
 def test_images_are_pinned(service: tuple[str, dict[str, Any]]) -> None:
     assert re.fullmatch(r"[a-z0-9/_-]+:v?\d+\.\d+[\w.-]*", service[1]["image"])
+
+
+def test_an_image_is_built_once() -> None:
+    """podman-compose builds it for each service that says how, six times side by side."""
+    built = [one["image"] for one in SERVICES.values() if "build" in one]
+    assert len(built) == len(set(built))
 
 
 def test_base_images_are_pinned() -> None:
@@ -155,15 +161,21 @@ def test_what_its_configuration_has_as_comments_is_valid_and_names_services(tmp_
         assert SERVICES[name[1]]["profiles"]
 
 
+def test_the_emulator_knows_the_address_by_which_it_is_asked(tmp_path: Path) -> None:
+    (tmp_path / "ringsync.yaml").write_text(with_alternatives((ROOT / "docker" / "ringsync.yaml").read_text()))
+    endpoint = load_config(tmp_path / "ringsync.yaml").store.gcs_endpoint
+    options = SERVICES["gcs"]["command"]
+    assert options[options.index("-external-url") + 1] == endpoint
+    assert f"http://{options[options.index('-public-host') + 1]}" == endpoint
+
+
 def test_the_lake_is_for_its_user_only() -> None:
     """An empty named volume takes over the rights of the image's folder; cdcservice start warns of others."""
     assert re.search(r"install -d .*-m 750 /lake", DOCKERFILE)
 
 
 def test_each_image_that_is_not_built_has_a_stand_in() -> None:
-    bases = re.findall(r"^FROM (\S+)", DOCKERFILE, re.MULTILINE)
-    images = {one["image"] for one in SERVICES.values() if "build" not in one} | {*bases}
-    assert {name.split(":")[0] for name in images} == {*TARGETS}
+    assert {name.split(":")[0] for name in external_images(ROOT)} == {*TARGETS}
     stages = re.findall(r" AS (\w+)$", (STAND_INS / "Dockerfile").read_text(), re.MULTILINE)
     assert {*TARGETS.values()} <= {*stages}
 

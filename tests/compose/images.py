@@ -8,6 +8,8 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+import yaml
+
 from servers.cassandra import LOGBACK, MODULE_FLAGS
 from servers.gcs import emulator_binary
 from servers.jars import fetch
@@ -31,6 +33,18 @@ TARGETS = {
     "python": "python",
 }
 """The stage of images/Dockerfile that stands in for an image."""
+
+
+def external_images(project: Path) -> list[str]:
+    """
+    Return the images that docker-compose.yaml and docker/Dockerfile name, but not those that they build.
+
+    :param project: the folder of both.
+    """
+    services = yaml.safe_load((project / "docker-compose.yaml").read_text())["services"].values()
+    built = {one["image"] for one in services if "build" in one}
+    bases = re.findall(r"^FROM (\S+)", (project / "docker" / "Dockerfile").read_text(), re.MULTILINE)
+    return sorted({one["image"] for one in services} - built | {*bases})
 
 
 def provide(engine: Engine, names: list[str], cache: Path) -> dict[str, str]:

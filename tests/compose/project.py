@@ -88,11 +88,13 @@ class Project:
                 for name, one in self.services.items()
                 if name not in seconds and {*one.get("depends_on", {})} <= {*seconds}
             ]
+            started = {}
             for name in ready:
-                started = time.monotonic()
+                started[name] = time.monotonic()
                 self.compose("up", "--detach", "--no-deps", "--no-build", name)
+            for name in ready:
                 self.wait(name)
-                seconds[name] = time.monotonic() - started
+                seconds[name] = time.monotonic() - started[name]
         return seconds
 
     def wait(self, service: str) -> None:

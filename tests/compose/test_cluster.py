@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-import re
 import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import yaml
 from confluent_kafka import Consumer
 
 from tests.compose import engine as engines
 from tests.compose.engine import Engine, EngineError
-from tests.compose.images import provide, settings_of_this_machine
+from tests.compose.images import external_images, provide, settings_of_this_machine
 from tests.compose.project import PATIENCE, SOURCE, Project, with_alternatives
 
 pytestmark = pytest.mark.compose
@@ -46,11 +44,8 @@ def engine() -> Engine:
         say("podman", version)
     except EngineError as error:
         pytest.skip(f"podman does not run here: {error}")
-    services = yaml.safe_load((SOURCE / "docker-compose.yaml").read_text())["services"].values()
-    bases = re.findall(r"^FROM (\S+)", (SOURCE / "docker" / "Dockerfile").read_text(), re.MULTILINE)
-    names = sorted({*bases, *(one["image"] for one in services if "build" not in one)})
     started = time.monotonic()
-    for name, origin in provide(found, names, SOURCE / ".cache").items():
+    for name, origin in provide(found, external_images(SOURCE), SOURCE / ".cache").items():
         say(name, origin)
     say(f"images after {time.monotonic() - started:.0f} s")
     return found
