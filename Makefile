@@ -50,7 +50,7 @@ test-scylla: $(ENVIRONMENT) ## The sync of a real ScyllaDB: RINGSYNC_SCYLLA=host
 	$(BIN)/python -m pytest -m chaos tests/scylla/test_live.py
 
 .PHONY: test-compose
-test-compose: $(ENVIRONMENT) ## docker-compose.yaml by podman, as root: build, start, follow a table, restart each service
+test-compose: $(ENVIRONMENT) ## docker-compose.yaml by podman, as root, some 50 minutes: build, start, follow a table, restart all
 	$(BIN)/python -m servers.jars cassandra-5.0 kafka apicurio
 	$(BIN)/python -m pytest -m compose -s tests/compose
 

@@ -23,7 +23,7 @@ RUNS_ONCE = {"airflow-init"}
 CONDITIONS = {"service_started", "service_healthy", "service_completed_successfully"}
 KNOWN_KEYS = {
     *("image", "build", "restart", "environment", "volumes", "depends_on", "healthcheck"),
-    *("command", "entrypoint", "hostname", "ports", "profiles"),
+    *("command", "entrypoint", "hostname", "ports", "profiles", "stop_grace_period"),
 }
 
 
