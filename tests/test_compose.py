@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from ringsync.config import load_config
+from tests.compose import engine
 from tests.compose.images import STAND_INS, TARGETS, external_images
 from tests.compose.project import with_alternatives
 
@@ -178,6 +179,14 @@ def test_each_image_that_is_not_built_has_a_stand_in() -> None:
     assert {name.split(":")[0] for name in external_images(ROOT)} == {*TARGETS}
     stages = re.findall(r" AS (\w+)$", (STAND_INS / "Dockerfile").read_text(), re.MULTILINE)
     assert {*TARGETS.values()} <= {*stages}
+
+
+def test_without_root_or_engine_make_test_compose_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    assert "root" in str(engine.why_not())
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    monkeypatch.setenv("PATH", "")
+    assert f"apt-get install --no-install-recommends {engine.PACKAGES}" in str(engine.why_not())
 
 
 def settings_of_node(name: str, folder: Path) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from tests.compose.engine import Engine, EngineError, run
 
 REGISTRY = "https://registry-1.docker.io/v2/"
 BASE = "localhost/ringsync-debian:12"
-STAND_INS = Path(__file__).parent / "images"
+STAND_INS = Path(__file__).parent / "stand_ins"
 BUILD_S = 1800
 _HOST_CERTIFICATES = Path("/usr/local/share/ca-certificates")
 _BUNDLE = "/etc/ssl/certs/ca-certificates.crt"
@@ -32,7 +32,7 @@ TARGETS = {
     "postgres": "postgres",
     "python": "python",
 }
-"""The stage of images/Dockerfile that stands in for an image."""
+"""The stage of stand_ins/Dockerfile that stands in for an image."""
 
 
 def external_images(project: Path) -> list[str]:
