@@ -34,7 +34,7 @@ def say(*words: object) -> None:
 
 
 @pytest.fixture(scope="module")
-def engine() -> Engine:
+def engine() -> Iterator[Engine]:
     if reason := engines.why_not():
         pytest.skip(reason)
     found = Engine(SOURCE / ".cache" / "compose")
@@ -48,7 +48,8 @@ def engine() -> Engine:
     for name, origin in provide(found, external_images(SOURCE), SOURCE / ".cache").items():
         say(name, origin)
     say(f"images after {time.monotonic() - started:.0f} s")
-    return found
+    yield found
+    found.podman("image", "prune", "--force", timeout=600)  # of earlier states of the project, gigabytes each
 
 
 @pytest.fixture
