@@ -5,6 +5,7 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 ENVIRONMENT := .venv/.complete
 UV := 0.13.8
+COMPOSE := .cache/compose/tools
 # Hundreds of processes start in a test or a demo: none of them should compile again what it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -48,6 +49,13 @@ test-chaos: $(ENVIRONMENT) ## The long tests, some three hours: kills, nodes tha
 test-scylla: $(ENVIRONMENT) ## The sync of a real ScyllaDB: RINGSYNC_SCYLLA=host:port make test-scylla
 	$(BIN)/python -m servers.jars delta
 	$(BIN)/python -m pytest -m chaos tests/scylla/test_live.py
+
+.PHONY: test-compose
+test-compose: $(ENVIRONMENT) ## docker-compose.yaml by podman, as root, some 50 minutes: build, start, follow a table, restart all
+	$(BIN)/python -m servers.jars cassandra-5.0 kafka apicurio
+	@# A program that is called, in an environment of its own: its licence is GPL 2, so nothing of ours depends on it.
+	@test -x $(COMPOSE)/bin/podman-compose || { $(PYTHON) -m venv $(COMPOSE) && $(COMPOSE)/bin/pip install --quiet podman-compose==1.6.0; }
+	PATH="$(CURDIR)/$(COMPOSE)/bin:$$PATH" $(BIN)/python -m pytest -m compose -s tests/compose
 
 .PHONY: lint
 lint: $(ENVIRONMENT) ## Format, lint and types only

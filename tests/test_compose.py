@@ -12,6 +12,9 @@ import pytest
 import yaml
 
 from ringsync.config import load_config
+from tests.compose import engine
+from tests.compose.images import STAND_INS, TARGETS, external_images
+from tests.compose.project import with_alternatives
 
 ROOT = Path(__file__).parent.parent
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yaml").read_text())
@@ -21,7 +24,7 @@ RUNS_ONCE = {"airflow-init"}
 CONDITIONS = {"service_started", "service_healthy", "service_completed_successfully"}
 KNOWN_KEYS = {
     *("image", "build", "restart", "environment", "volumes", "depends_on", "healthcheck"),
-    *("command", "entrypoint", "hostname", "ports", "profiles"),
+    *("command", "entrypoint", "hostname", "ports", "profiles", "stop_grace_period"),
 }
 
 
@@ -43,6 +46,12 @@ def test_keys_are_composes(service: tuple[str, dict[str, Any]]) -> None:
 
 def test_images_are_pinned(service: tuple[str, dict[str, Any]]) -> None:
     assert re.fullmatch(r"[a-z0-9/_-]+:v?\d+\.\d+[\w.-]*", service[1]["image"])
+
+
+def test_an_image_is_built_once() -> None:
+    """podman-compose builds it for each service that says how, six times side by side."""
+    built = [one["image"] for one in SERVICES.values() if "build" in one]
+    assert len(built) == len(set(built))
 
 
 def test_base_images_are_pinned() -> None:
@@ -138,6 +147,46 @@ def test_its_configuration_is_valid_and_names_its_services() -> None:
     assert config.airflow.url == "http://airflow-api:8080"
     volumes = {volume.split(":")[1] for volume in SERVICES["spark-worker"]["volumes"]}
     assert config.store.url.removeprefix("file://") in volumes
+
+
+def test_what_its_configuration_has_as_comments_is_valid_and_names_services(tmp_path: Path) -> None:
+    text = with_alternatives((ROOT / "docker" / "ringsync.yaml").read_text())
+    (tmp_path / "ringsync.yaml").write_text(text)
+    config = load_config(tmp_path / "ringsync.yaml")
+    assert config.store.url == "gs://ringsync/lake"
+    assert config.kafka is not None
+    addresses = [config.store.gcs_endpoint, config.kafka.schema_registry_url, *config.kafka.bootstrap_servers]
+    for address in addresses:
+        name = re.fullmatch(r"(?:http://)?([\w-]+):\d+(?:/.*)?", str(address))
+        assert name, address
+        assert SERVICES[name[1]]["profiles"]
+
+
+def test_the_emulator_knows_the_address_by_which_it_is_asked(tmp_path: Path) -> None:
+    (tmp_path / "ringsync.yaml").write_text(with_alternatives((ROOT / "docker" / "ringsync.yaml").read_text()))
+    endpoint = load_config(tmp_path / "ringsync.yaml").store.gcs_endpoint
+    options = SERVICES["gcs"]["command"]
+    assert options[options.index("-external-url") + 1] == endpoint
+    assert f"http://{options[options.index('-public-host') + 1]}" == endpoint
+
+
+def test_the_lake_is_for_its_user_only() -> None:
+    """An empty named volume takes over the rights of the image's folder; cdcservice start warns of others."""
+    assert re.search(r"install -d .*-m 750 /lake", DOCKERFILE)
+
+
+def test_each_image_that_is_not_built_has_a_stand_in() -> None:
+    assert {name.split(":")[0] for name in external_images(ROOT)} == {*TARGETS}
+    stages = re.findall(r" AS (\w+)$", (STAND_INS / "Dockerfile").read_text(), re.MULTILINE)
+    assert {*TARGETS.values()} <= {*stages}
+
+
+def test_without_root_or_engine_make_test_compose_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    assert "root" in str(engine.why_not())
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    monkeypatch.setenv("PATH", "")
+    assert f"apt-get install --no-install-recommends {engine.PACKAGES}" in str(engine.why_not())
 
 
 def settings_of_node(name: str, folder: Path) -> dict[str, Any]:
