@@ -12,7 +12,7 @@ from pathlib import Path
 PACKAGES = "podman runc netavark aardvark-dns iptables debootstrap"
 """What Debian calls the programs that the test needs."""
 
-_PROGRAMS = ("podman", "runc", "iptables", "debootstrap")
+_PROGRAMS = ("podman", "runc", "iptables", "debootstrap", "podman-compose")
 
 # Without systemd, and in a container of a hosting service, crun and the default limits may be refused.
 _CONTAINERS = """
@@ -114,5 +114,5 @@ def why_not() -> str | None:
         return "containers are started by root only"
     missing = [program for program in _PROGRAMS if shutil.which(program) is None]
     if missing:
-        return f"{', '.join(missing)} not on PATH; on Debian: apt-get install --no-install-recommends {PACKAGES}"
+        return f"{', '.join(missing)} not on PATH; on Debian: apt-get install --no-install-recommends {PACKAGES}; make test-compose brings podman-compose"
     return None
