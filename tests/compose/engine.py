@@ -114,5 +114,6 @@ def why_not() -> str | None:
         return "containers are started by root only"
     missing = [program for program in _PROGRAMS if shutil.which(program) is None]
     if missing:
-        return f"{', '.join(missing)} not on PATH; on Debian: apt-get install --no-install-recommends {PACKAGES}; make test-compose brings podman-compose"
+        install = f"apt-get install --no-install-recommends {PACKAGES}"
+        return f"{', '.join(missing)} not on PATH; on Debian: {install}; make test-compose brings podman-compose"
     return None
