@@ -14,22 +14,23 @@ from typing import Any
 
 import pytest
 from cassandra import ConsistencyLevel
-from servers.edge import EdgeWorker, edge_airflow
 
 from ringsync.airflow_client import AirflowClient, AirflowError
 from ringsync.cluster.schema import read_table
 from ringsync.config import load_config
 from ringsync.ledger.alarms import Alarm, history, raised_now
+from ringsync.service.published import wait_until_published
 from ringsync.storage.port import ObjectStore
 from ringsync.wiring import store_of
 from servers.cluster import connected, creating, three_nodes
+from servers.edge import EdgeWorker, edge_airflow
 from servers.jars import fetch
 from servers.ports import free_port
 from servers.spark import lean_java_options
 from tests.chaos.applications import PROJECT
 from tests.chaos.under_airflow import until, writing
 from tests.sync.judge import judge, stream_messages
-from tests.sync.pipeline import wait_until_drained, write_conf
+from tests.sync.pipeline import LOG_SYNC_MS, write_conf
 from tests.sync.scenario import TABLES, create_schema, statements
 
 pytestmark = [pytest.mark.chaos, pytest.mark.server, pytest.mark.spark]
@@ -132,7 +133,9 @@ def test_a_host_that_is_patched_for_an_hour(tmp_path: Path, cache: Path) -> None
             cleared_s = time.time() - back
             time.sleep(AFTER_S)
             ended = time.time()
-        wait_until_drained(store, 300)
+        written_until_ms = int(time.time() * 1000) + LOG_SYNC_MS
+        published = wait_until_published(store, load_config(conf).sync, written_until_ms, 300, tell=lambda _: None)
+        assert not published.left, published.left
         for dag in DAGS:
             client.set_paused(dag, True)
         found = {
