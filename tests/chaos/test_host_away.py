@@ -42,7 +42,10 @@ NOTICED_S = 130
 """So long it takes until the others agree without it: 40 s until its loop is silent, a minute, and some cycles."""
 SILENT = ("archive-silent", "commitlog_stage/two")
 """The alarm: without the archive nobody else empties ``cdc_raw`` of its node."""
-DAGS = ("commitlog_stage_one", "commitlog_stage_two", "bucket_close", "out_of_sequence", "schema_updater", "alarms")
+DAGS = (
+    *("commitlog_stage", "commitlog_stage_one", "commitlog_stage_two", "bucket_close", "out_of_sequence"),
+    *("schema_updater", "alarms"),
+)
 
 
 def lags_s(store: ObjectStore, session: Any, since_s: float, until_s: float) -> list[float]:
