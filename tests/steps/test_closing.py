@@ -74,6 +74,17 @@ def test_the_others_agree_without_a_node_that_was_not_read_for_two_minutes() -> 
         assert "10.0.0.3:9042" in found.unread
 
 
+def test_closing_goes_on_without_a_node_that_had_no_backlog_when_it_was_lost() -> None:
+    """Its buckets stayed open a window longer, which was an alarm of each table for as long as the host was patched."""
+    lost_ms = NOW - UNHEARD_MS
+    for clear_at_ms, staged_until in ((lost_ms - 500, NOW - 900), (lost_ms - PATIENCE - 1, lost_ms - PATIENCE - 1)):
+        silent = status(clear_at_ms=clear_at_ms, at_ms=lost_ms, node="3")
+        found = progress((A, B, C), {**OTHERS, "q3": silent}, queue_of, NOW, PATIENCE, {"3": lost_ms})
+        assert (found.unheard, found.staged_until) == ({"3"}, staged_until)
+    waited_for = progress((A, B, C), OTHERS, queue_of, NOW, PATIENCE, {"3": lost_ms})
+    assert waited_for.staged_until == 0, "nobody knows what it has"
+
+
 def test_where_most_are_not_read_all_are_waited_for() -> None:
     """Airflow or the store was away: the first worker that is back must not publish what only its nodes have."""
     for statuses, away in (({"q1": OTHERS["q1"]}, ("2", "3")), ({}, ("1", "2", "3"))):
@@ -85,7 +96,7 @@ def test_a_worker_that_comes_back_is_heard_once_it_has_nearly_caught_up() -> Non
     """It stopped the closing of all buckets until it had read the day that it was away (K9)."""
     behind = {**OTHERS, "q3": status(clear_at_ms=NOW - HOUR, node="3")}
     found = progress((A, B, C), behind, queue_of, NOW, PATIENCE, {"3": NOW - HOUR})
-    assert (found.staged_until, found.unheard, found.since_ms) == (NOW - PATIENCE, {"3"}, {"3": NOW - HOUR})
+    assert (found.staged_until, found.unheard, found.since_ms) == (NOW - 900, {"3"}, {"3": NOW - HOUR})
     assert "from far behind the others'" in found.unread["10.0.0.3:9042"]
     near = {**OTHERS, "q3": status(clear_at_ms=NOW - UNHEARD_MS, node="3")}
     found = progress((A, B, C), near, queue_of, NOW, PATIENCE, {"3": NOW - HOUR})

@@ -2,8 +2,9 @@
 
 A bucket closes one window after its end, and once every node that is read has staged all that it had logged by then. So
 a backlog, however old, drains through its own buckets. A node that is down does not delay it. A node that is up but not
-read delays closing by one window more at most, and is reported; after two minutes the others agree without it. When its
-worker comes back with a long backlog, it is read, but not heard before it has nearly caught up: nobody waits.
+read delays closing by one window more at most, and is reported. After two minutes the others agree without it, and close
+without it, too, if it had no backlog. When its worker comes back with a long one, it is read, but not heard before it has
+nearly caught up: nobody waits.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def progress(
     :param patience_ms: longest wait for a node that is not read, ms, however old its unstaged rows are
     :param since_ms: ``since_ms`` of the progress before
     """
-    staged, unread, since = [now_ms], {}, {}
+    unread, since = {}, {}
     live = [host for host in hosts if host.up]
     stood = {host.id: _staged(statuses.get(queue_of(host)), host.id, queue_of(host), now_ms) for host in live}
     heard = (clear_at for node, (clear_at, reason) in stood.items() if not reason and node not in since_ms)
@@ -73,12 +74,17 @@ def progress(
         if reason:
             unread[host.endpoint] = reason
             since[host.id] = since_ms.get(host.id, now_ms)
-            if away_ms >= patience_ms:
-                clear_at = max(clear_at, now_ms - patience_ms)
-        staged.append(clear_at)
     unheard = frozenset(node for node, moment_ms in since.items() if now_ms - moment_ms >= UNHEARD_MS)
-    # If they are no minority, all that reads is in trouble, not a host: then all are waited for.
-    return Progress(min(staged), unread, since, unheard if 2 * len(unheard) < len(live) else frozenset())
+    if 2 * len(unheard) >= len(live):  # all that reads is in trouble, not a host: then all are waited for
+        unheard = frozenset()
+    staged = [now_ms]
+    for node, (clear_at, _) in stood.items():
+        if is_long := node in since and now_ms - since[node] >= patience_ms:
+            clear_at = max(clear_at, now_ms - patience_ms)
+        # Who had no backlog when it was lost has nothing that closing makes late.
+        if node not in unheard or not (is_long or clear_at >= since[node] - patience_ms):
+            staged.append(clear_at)
+    return Progress(min(staged), unread, since, unheard)
 
 
 def progress_of(
