@@ -1,10 +1,10 @@
 """The moment up to which buckets may close: closing follows what has been staged, not only the clock.
 
-A bucket closes one window after its end, and once every node that is read has staged all that it had logged by then. So
-a backlog, however old, drains through its own buckets. A node that is down does not delay it. A node that is up but not
-read delays closing by one window more at most, and is reported. After two minutes the others agree without it, and close
-without it, too, if it had no backlog. When its worker comes back with a long one, it is read, but not heard before it has
-nearly caught up: nobody waits.
+A bucket closes one window after its end, and once every node that is read has staged all that it had logged by then.
+So a backlog, however old, drains through its own buckets. A node that is down does not delay it. A node that is up
+but not read delays closing by one window more at most, and is reported. After two minutes the others agree without
+it, and close without it, too, if it had no backlog. When its worker comes back with a long one, it is read, but not
+heard before it has nearly caught up: nobody waits.
 """
 
 from __future__ import annotations
