@@ -31,9 +31,11 @@ class AlarmOperator(BaseOperator):
 
         :raises AirflowFailException: the configuration is wrong, and never was right on this host
         """
+        from ringsync.installed import installed
         from ringsync.service.alarms import watch
         from ringsync.wiring import store_of
 
+        installed()  # what this process runs, whatever is installed meanwhile
         with rests(loop=True):
             config = prepare_environment(["airflow"], lasting=True)
         notifiers = [partial(_make, notifier, context) for notifier in config.alarms.notifiers]

@@ -198,6 +198,14 @@ def test_a_run_ends_when_the_file_stays_wrong_unless_it_protects_production(home
     assert not ends(), "it counts from when the file was right last"
 
 
+def test_a_file_that_is_gone_from_the_first_look_on_is_wrong(home: Path, conf: Path) -> None:
+    write(conf, GOOD, 300)
+    is_outdated = Outdated(conf, load_config(conf))
+    conf.unlink()
+    assert not is_outdated()
+    assert is_outdated.wrong
+
+
 def test_a_run_ends_when_another_version_is_installed(home: Path, conf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock, digest = [1000.0], [installed()["ringsync"]]
     write(conf, GOOD, 300)
@@ -209,6 +217,9 @@ def test_a_run_ends_when_another_version_is_installed(home: Path, conf: Path, mo
         return is_outdated()
 
     assert [minutes_later(1) for _ in range(3)] == [False] * 3
+    with monkeypatch.context() as installing:
+        installing.setattr("ringsync.config.last_good.digest_of_source", lambda: Path("/nowhere").read_text())
+        assert not minutes_later(1), "a file that was listed is gone"
     digest[0] = "half of the files"
     assert not minutes_later(1)
     digest[0] = "all of the files"

@@ -253,7 +253,7 @@ def sstable_snapshot(queue: str) -> SparkApplication:
 
 def commitlog_stage(queue: str) -> SparkApplication:
     """Return the application that reads the logs of a queue's nodes."""
-    return _loop("commitlog_stage", queue=queue)
+    return replace(_loop("commitlog_stage", queue=queue), secrets=("cassandra",))
 
 
 def commitlog_archive(queue: str) -> SparkApplication:

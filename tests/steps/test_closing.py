@@ -19,6 +19,9 @@ def status(*, clear_at_ms: int, at_ms: int = NOW, node: str = "1", **told: Any) 
     return {"at_ms": at_ms, "error": told.get("error"), "nodes": {node: one}}
 
 
+C = Host("3", "10.0.0.3", 9042, "dc", "r", ())
+OTHERS = {"q1": status(clear_at_ms=NOW - 700), "q2": status(clear_at_ms=NOW - 900, node="2")}
+
 NONE = {"clear_at_ms": 0}
 """Of a node that nobody tells of."""
 
@@ -37,7 +40,30 @@ def test_a_backlog_of_an_hour_is_waited_for_while_it_is_read() -> None:
 def test_a_node_that_is_down_is_not_waited_for() -> None:
     down = Host("2", "10.0.0.2", 9042, "dc", "r", (), up=False)
     found = progress((A, down), {"q1": status(clear_at_ms=NOW - 700)}, queue_of, NOW, PATIENCE, {"2": 5})
-    assert (found.staged_until, found.unread, found.since_ms) == (NOW - 700, {}, {})
+    assert (found.staged_until, found.unread, found.since_ms) == (NOW - 700, {}, {"2": 5})
+    reads = {"q1": status(clear_at_ms=NOW - 700), "q2": status(clear_at_ms=NOW - HOUR, node="2")}
+    assert progress((A, down), reads, queue_of, NOW, PATIENCE, {"2": 5}).since_ms == {}, "its worker reads what it left"
+
+
+def test_a_host_that_is_up_again_before_its_worker_holds_up_nobody() -> None:
+    """It has logged nothing while it was down."""
+    silent = status(clear_at_ms=NOW - HOUR - 500, at_ms=NOW - HOUR, node="3")
+    found = progress((A, B, C), {**OTHERS, "q3": silent}, queue_of, NOW, PATIENCE, {"3": NOW - HOUR})
+    assert (found.staged_until, found.unheard) == (NOW - 900, {"3"})
+
+
+def test_while_nobody_reads_nothing_closes() -> None:
+    """The backlog of an hour in which no worker ran was late, all of it."""
+    silent = {f"q{n}": status(clear_at_ms=NOW - HOUR, at_ms=NOW - HOUR, node=n) for n in "123"}
+    away = dict.fromkeys("123", NOW - HOUR)
+    assert progress((A, B, C), silent, queue_of, NOW, PATIENCE, away).staged_until == NOW - HOUR
+    one_reads = {**silent, "q1": OTHERS["q1"]}
+    assert progress((A, B, C), one_reads, queue_of, NOW, PATIENCE, away).staged_until == NOW - PATIENCE
+
+
+def test_the_clock_of_a_stage_that_is_ahead_keeps_nobody_away() -> None:
+    ahead = {"q1": status(clear_at_ms=NOW + HOUR), "q3": status(clear_at_ms=NOW - 900, node="3")}
+    assert progress((A, C), ahead, queue_of, NOW, PATIENCE, {"3": NOW - HOUR}).unread == {}
 
 
 def test_a_node_that_is_not_read_is_waited_for_so_long_and_named() -> None:
@@ -62,10 +88,6 @@ def test_a_node_that_is_not_read_is_waited_for_so_long_and_named() -> None:
         )
 
 
-C = Host("3", "10.0.0.3", 9042, "dc", "r", ())
-OTHERS = {"q1": status(clear_at_ms=NOW - 700), "q2": status(clear_at_ms=NOW - 900, node="2")}
-
-
 def test_the_others_agree_without_a_node_that_was_not_read_for_two_minutes() -> None:
     """A host that is patched for an hour made all rows of its ranges wait until their buckets closed."""
     for since_ms, unheard in (({}, set()), ({"3": NOW - UNHEARD_MS + 1}, set()), ({"3": NOW - UNHEARD_MS}, {"3"})):
@@ -77,7 +99,7 @@ def test_the_others_agree_without_a_node_that_was_not_read_for_two_minutes() -> 
 def test_closing_goes_on_without_a_node_that_had_no_backlog_when_it_was_lost() -> None:
     """Its buckets stayed open a window longer, which was an alarm of each table for as long as the host was patched."""
     lost_ms = NOW - UNHEARD_MS
-    for clear_at_ms, staged_until in ((lost_ms - 500, NOW - 900), (lost_ms - PATIENCE - 1, lost_ms - PATIENCE - 1)):
+    for clear_at_ms, staged_until in ((lost_ms - 500, NOW - 900), (lost_ms - UNHEARD_MS - 1, lost_ms - UNHEARD_MS - 1)):
         silent = status(clear_at_ms=clear_at_ms, at_ms=lost_ms, node="3")
         found = progress((A, B, C), {**OTHERS, "q3": silent}, queue_of, NOW, PATIENCE, {"3": lost_ms})
         assert (found.unheard, found.staged_until) == ({"3"}, staged_until)

@@ -75,7 +75,7 @@ class Outdated:
     ) -> None:
         self._path, self._config, self.wrong = path, config, wrong
         self._lasting, self._clock = lasting, clock
-        self._seen: tuple[int, ...] = ()
+        self._seen: tuple[int, ...] | None = None
         self._is_outdated = False
         self._right_s, self._package_s, self._package = clock(), clock(), installed()["ringsync"]
 
@@ -86,8 +86,10 @@ class Outdated:
         if not self._lasting and now_s - self._right_s >= WRONG_S:
             return True
         if now_s - self._package_s >= PACKAGE_EVERY_S:
-            before, self._package, self._package_s = self._package, digest_of_source(), now_s
-            is_outdated |= before == self._package != installed()["ringsync"]
+            before, self._package_s = self._package, now_s
+            with suppress(OSError):  # somebody is installing
+                self._package = digest_of_source()
+                is_outdated |= before == self._package != installed()["ringsync"]
         return is_outdated
 
     def _has_changed(self) -> bool:

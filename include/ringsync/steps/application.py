@@ -19,6 +19,7 @@ from typing import Any
 from ringsync.config import Config, ConfigError, load_config
 from ringsync.config.last_good import Outdated, load_last_good
 from ringsync.cql.identifiers import TablePattern, parse_table_patterns
+from ringsync.installed import installed
 from ringsync.storage.port import ChecksumError, NotFoundError, ObjectStore, StorageError
 from ringsync.terminal import ExitCode as ExitCode
 from ringsync.wiring import store_of
@@ -106,6 +107,7 @@ def run_application(
     :param of_table: whether the step works on the tables that ``--table`` names
     :param lasting: whether it goes on with the last good configuration while the file is wrong
     """
+    installed()  # what this process runs, whatever is installed meanwhile
     parser = argparse.ArgumentParser(prog=name, description=description)
     parser.add_argument("--conf", required=True, metavar="PATH", help="ringsync.yaml")
     if of_table:

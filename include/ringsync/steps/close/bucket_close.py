@@ -29,14 +29,14 @@ from ringsync.ledger.table_versions import latest_version
 from ringsync.ring.ranks import RankedRing, ranked
 from ringsync.ring.ring import RingSnapshot
 from ringsync.schema.table import TableSchema
-from ringsync.status import STALE_AFTER_S, age_s, read_status
+from ringsync.status import age_s, read_status
 from ringsync.steps import loop
 from ringsync.steps.absent_tables import AbsentTables
 from ringsync.steps.application import Application, ExitCode, Report, StepError, driver_host, plain, spark_is_gone
 from ringsync.steps.close.agreement import Settled, settle_together
 from ringsync.steps.close.close_task import CloseTask, SliceResult, cut, forget_waiting
 from ringsync.steps.close.closed import close_until
-from ringsync.steps.close.closing import Progress, progress_of
+from ringsync.steps.close.closing import UNHEARD_MS, Progress, progress_of
 from ringsync.steps.close.followed import Followed
 from ringsync.steps.close.staged_commits import StagedCommits
 from ringsync.steps.close.table_state import TableState
@@ -132,7 +132,7 @@ class Closer:
         self._serving: TableState | None = None
         # A new run goes on counting how long nodes have been unread, unless there was no run for a while.
         before = read_status(self._store, "bucket_close/close")
-        lately = before is not None and age_s(before, time.time()) < STALE_AFTER_S
+        lately = before is not None and age_s(before, time.time()) < UNHEARD_MS / 1000
         self._unread_since_ms: Mapping[str, int] = before.get("unread_since_ms", {}) if before and lately else {}
 
     def cycle(self) -> None:

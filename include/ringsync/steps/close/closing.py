@@ -65,8 +65,12 @@ def progress(
     live = [host for host in hosts if host.up]
     stood = {host.id: _staged(statuses.get(queue_of(host)), host.id, queue_of(host), now_ms) for host in live}
     heard = (clear_at for node, (clear_at, reason) in stood.items() if not reason and node not in since_ms)
-    foremost = max(heard, default=0)
-    for host in live:
+    foremost = min(now_ms, max(heard, default=0))  # a stage's clock may be ahead
+    for host in hosts:
+        if not host.up:  # it says nothing while it is down, and its worker may come back after it
+            if host.id in since_ms and _staged(statuses.get(queue_of(host)), host.id, queue_of(host), now_ms)[1]:
+                since[host.id] = since_ms[host.id]
+            continue
         clear_at, reason = stood[host.id]
         away_ms, behind_ms = now_ms - since_ms.get(host.id, now_ms), foremost - clear_at
         if not reason and away_ms >= UNHEARD_MS and behind_ms >= UNHEARD_MS:
@@ -74,15 +78,16 @@ def progress(
         if reason:
             unread[host.endpoint] = reason
             since[host.id] = since_ms.get(host.id, now_ms)
-    unheard = frozenset(node for node, moment_ms in since.items() if now_ms - moment_ms >= UNHEARD_MS)
+    unheard = frozenset(node for node in stood if node in since and now_ms - since[node] >= UNHEARD_MS)
     if 2 * len(unheard) >= len(live):  # all that reads is in trouble, not a host: then all are waited for
         unheard = frozenset()
-    staged = [now_ms]
+    staged, is_any_read = [now_ms], bool(stood.keys() - since.keys())
     for node, (clear_at, _) in stood.items():
-        if is_long := node in since and now_ms - since[node] >= patience_ms:
+        # While nobody reads there is nothing to close, and the backlog of all is to drain through its own buckets.
+        if is_long := is_any_read and node in since and now_ms - since[node] >= patience_ms:
             clear_at = max(clear_at, now_ms - patience_ms)
-        # Who had no backlog when it was lost has nothing that closing makes late.
-        if node not in unheard or not (is_long or clear_at >= since[node] - patience_ms):
+        # Closing makes nothing late that was logged before the node was lost, if it had no backlog then.
+        if node not in unheard or not (is_long or clear_at >= since[node] - UNHEARD_MS):
             staged.append(clear_at)
     return Progress(min(staged), unread, since, unheard)
 
