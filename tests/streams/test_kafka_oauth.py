@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ringsync.config.sections import ConfigError, Secret
+from ringsync.config.section import ConfigError, Secret
 from ringsync.config.sync import BrokerOAuth
 from ringsync.streams.kafka.client import KafkaSettings, KafkaTopics, connection_settings
 from ringsync.streams.sink import BrokerUnavailableError

@@ -14,7 +14,8 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.serialization import pkcs12
 
-from ringsync.config.sections import ConfigError, OAuth, RegistryLogin, Secret, Tls
+from ringsync.config.section import ConfigError, Secret
+from ringsync.config.sections import OAuth, RegistryLogin, Tls
 from ringsync.streams.kafka.client import KafkaSettings, KafkaTopics, registry_of
 from ringsync.streams.kafka.schema_registry import SchemaRegistry
 from ringsync.streams.sink import BrokerUnavailableError, RelayError

@@ -70,11 +70,13 @@ class Pipeline:
         jars = [str(jar) for jar in fetch("delta", cache).glob("*.jar") if jar.name.startswith(("delta-", "unity"))]
         self.environment = {**environment(), "RINGSYNC_SPARK_JARS": ",".join(jars)}
         self.running: dict[str, subprocess.Popen[bytes]] = {}
+        self._options: dict[str, tuple[str, ...]] = {}
         self.store = store_of(load_config(conf))
 
     def start(self, name: str, *options: str) -> None:
         """Start an application; again if it has ended."""
         log = self._folder / f"{name}.log"
+        self._options[name] = options
         arguments = [
             *COMMANDS.get(name, [sys.executable]),
             str(PROJECT / "spark_apps" / f"{name}.py"),
@@ -105,9 +107,12 @@ class Pipeline:
         return report
 
     def check(self) -> None:
-        """Fail if an application has ended that nobody has killed."""
-        for name, process in self.running.items():
-            if process.poll() is not None:
+        """Fail if an application has failed that nobody has killed. A loop whose run has ended well, since the
+        configuration has changed, begins the next one, as in Airflow."""
+        for name, process in list(self.running.items()):
+            if process.poll() == 0:
+                self.start(name, *self._options[name])
+            elif process.poll() is not None:
                 tail = (self._folder / f"{name}.log").read_text()[-3000:]
                 raise AssertionError(f"{name} has ended with {process.returncode}:\n{tail}")
 
