@@ -107,23 +107,26 @@ def test_executors_get_the_secrets_that_only_the_driver_can_read(
     (tmp_path / "token").write_text("hunter-file\n")
     monkeypatch.setenv("RINGSYNC_PASSWORD_PROD", "hunter-airflow")
     monkeypatch.setenv("BROKER", "hunter-environment")
-    source = {**MINIMAL["cassandra"], "username": "u", "password": {"airflow_connection": "prod"}}
+    (tmp_path / "key").write_text("hunter-file\n")
+    tls = {"certificate_file": "c.pem", "key_password": {"file": "key"}}
+    source = {**MINIMAL["cassandra"], "username": "u", "password": {"airflow_connection": "prod"}, "tls": tls}
     kafka = {**with_login(token={"file": "token"}), "sasl_mechanism": "PLAIN", "tls": {}}
     kafka |= {"username": "u", "password": {"env": "BROKER"}}
     config = load_config(written(tmp_path, {**MINIMAL, "cassandra": source, "kafka": kafka}))
     sent = pickle.dumps(config)
     for name in ("RINGSYNC_PASSWORD_PROD", "BROKER"):
         monkeypatch.delenv(name)
-    os.remove(tmp_path / "token")
+    for name in ("token", "key"):
+        os.remove(tmp_path / name)
     for received in (pickle.loads(sent), pickle.loads(pickle.dumps(pickle.loads(sent)))):
-        secrets = {**received.cassandra.secrets("cassandra"), **received.kafka.secrets("kafka")}
-        assert {secret.resolve(key) for key, secret in secrets.items()} == {
-            "hunter-airflow",
-            "hunter-environment",
-            "hunter-file",
-        }
+        secrets = received.cassandra.secrets("cassandra")
+        assert {secret.resolve(key) for key, secret in secrets.items()} == {"hunter-airflow", "hunter-file"}
+        for key, secret in received.kafka.secrets("kafka").items():  # executors do not need them
+            with pytest.raises(ConfigError, match=re.escape(key)):
+                secret.resolve(key)
         for shown in (repr(received), str(received), received.model_dump_json()):
             assert "hunter" not in shown
+    assert b"hunter-environment" not in sent
     with pytest.raises(ConfigError, match="RINGSYNC_PASSWORD_PROD is not set"):
         config.cassandra.secrets("cassandra")["cassandra.password"].resolve("cassandra.password")  # each time anew
 

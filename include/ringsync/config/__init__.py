@@ -50,8 +50,12 @@ class Config(Section):
     airflow: sections.Airflow = sections.Airflow()
 
     def __getstate__(self) -> dict[Any, Any]:
-        """Say beside the configuration, which each task gets, what is installed here."""
-        return {**super().__getstate__(), "installed": installed()}
+        """Give tasks the secrets of the cluster, too, which executors can read nowhere, and say what is installed here.
+        Spark sends this as part of a task's code, shows it nowhere, and encrypts it if it is told to (docs/deploy.md).
+        """
+        state = super().__getstate__()
+        fields = {**state["__dict__"], "cassandra": self.cassandra.sealed()}
+        return {**state, "__dict__": fields, "installed": installed()}
 
     def __setstate__(self, state: dict[Any, Any]) -> None:
         if differing := differences(installed(), state.pop("installed")):

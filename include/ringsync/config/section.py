@@ -6,7 +6,7 @@ import os
 import re
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, Self, get_args, get_origin
 
 from pydantic import (
     AfterValidator,
@@ -53,6 +53,13 @@ class Section(BaseModel):
                 found |= part.secrets(f"{key}.{name}")
         return found
 
+    def sealed(self) -> Self:
+        """Return this section with its secrets, which are in no text of it: for executors, who can read none."""
+        parts = {name: getattr(self, name) for name in type(self).model_fields}
+        return self.model_copy(
+            update={name: part.sealed() for name, part in parts.items() if isinstance(part, Section)}
+        )
+
 
 def absolute(path: str, info: ValidationInfo) -> str:
     """Return a path as it is from anywhere: relative ones begin in the folder that is the validation's context.
@@ -86,13 +93,12 @@ class Secret(Section):
     airflow_connection: str | None = None
     _value: str | None = PrivateAttr(None)
 
-    def __getstate__(self) -> dict[Any, Any]:
-        """Take the secret along to an executor, which has neither the driver's environment nor its files. Spark sends
-        it as part of a task's code, which it shows nowhere, and encrypts if it is told to (docs/deploy.md)."""
-        state = super().__getstate__()
-        with suppress(ConfigError):  # who needs it says that it is missing
-            return {**state, "__pydantic_private__": {"_value": self.resolve("")}}
-        return state
+    def sealed(self) -> Secret:
+        """Return the reference with the secret itself; without it if it cannot be read: who needs it says so."""
+        found = self.model_copy()
+        with suppress(ConfigError):
+            found._value = self.resolve("")
+        return found
 
     @model_validator(mode="before")
     @classmethod
