@@ -226,6 +226,7 @@ def test_a_run_ends_when_another_version_is_installed(home: Path, conf: Path, mo
     assert not minutes_later(1), "somebody was installing"
     assert not minutes_later(0.5)
     assert minutes_later(0.5)
+    assert minutes_later(0), "whoever asks again gets the same answer"
 
 
 def test_a_disk_that_is_away_for_a_moment_hides_no_change(

@@ -77,20 +77,20 @@ class Outdated:
         self._lasting, self._clock = lasting, clock
         self._seen: tuple[int, ...] | None = None
         self._is_outdated = False
-        self._right_s, self._package_s, self._package = clock(), clock(), installed()["ringsync"]
+        self._right_s, self._package_s, self._packages = clock(), clock(), ("", installed()["ringsync"])
 
     def __call__(self) -> bool:
-        is_outdated, now_s = self._has_changed(), self._clock()
+        now_s, has_changed = self._clock(), self._has_changed()
         if not self.wrong:
             self._right_s = now_s
         if not self._lasting and now_s - self._right_s >= WRONG_S:
             return True
         if now_s - self._package_s >= PACKAGE_EVERY_S:
-            before, self._package_s = self._package, now_s
+            self._package_s = now_s
             with suppress(OSError):  # somebody is installing
-                self._package = digest_of_source()
-                is_outdated |= before == self._package != installed()["ringsync"]
-        return is_outdated
+                self._packages = self._packages[1], digest_of_source()
+        before, now = self._packages
+        return has_changed or before == now != installed()["ringsync"]
 
     def _has_changed(self) -> bool:
         seen = _version(self._path)
