@@ -62,27 +62,30 @@ def progress(
     :param since_ms: ``since_ms`` of the progress before
     """
     unread, since = {}, {}
+    hosts = tuple(hosts)
     live = [host for host in hosts if host.up]
-    stood = {host.id: _staged(statuses.get(queue_of(host)), host.id, queue_of(host), now_ms) for host in live}
-    heard = (clear_at for node, (clear_at, reason) in stood.items() if not reason and node not in since_ms)
+    stood = {host.id: _staged(statuses.get(queue_of(host)), host.id, queue_of(host), now_ms) for host in hosts}
+    heard = (stood[host.id][0] for host in live if not stood[host.id][1] and host.id not in since_ms)
     foremost = min(now_ms, max(heard, default=0))  # a stage's clock may be ahead
     for host in hosts:
-        if not host.up:  # it says nothing while it is down, and its worker may come back after it
-            if host.id in since_ms and _staged(statuses.get(queue_of(host)), host.id, queue_of(host), now_ms)[1]:
+        clear_at, reason = stood[host.id]
+        if not host.up:
+            if reason and host.id in since_ms:  # its worker may come back after the node
                 since[host.id] = since_ms[host.id]
             continue
-        clear_at, reason = stood[host.id]
         away_ms, behind_ms = now_ms - since_ms.get(host.id, now_ms), foremost - clear_at
         if not reason and away_ms >= UNHEARD_MS and behind_ms >= UNHEARD_MS:
             reason = "its log is read again, from far behind the others'"
         if reason:
             unread[host.endpoint] = reason
             since[host.id] = since_ms.get(host.id, now_ms)
-    unheard = frozenset(node for node in stood if node in since and now_ms - since[node] >= UNHEARD_MS)
+    nodes = {host.id for host in live}
+    unheard = frozenset(node for node in nodes & since.keys() if now_ms - since[node] >= UNHEARD_MS)
     if 2 * len(unheard) >= len(live):  # all that reads is in trouble, not a host: then all are waited for
         unheard = frozenset()
-    staged, is_any_read = [now_ms], bool(stood.keys() - since.keys())
-    for node, (clear_at, _) in stood.items():
+    staged, is_any_read = [now_ms], bool(nodes - since.keys())
+    for node in nodes:
+        clear_at, _ = stood[node]
         # While nobody reads there is nothing to close, and the backlog of all is to drain through its own buckets.
         if is_long := is_any_read and node in since and now_ms - since[node] >= patience_ms:
             clear_at = max(clear_at, now_ms - patience_ms)
