@@ -10,7 +10,8 @@ once. The configured notifiers are told when an alarm is raised, and again when 
 **Outputs.** Notifications; `alarms/` in the object store; the file of `metrics.prometheus_file`.
 
 **To re-run.** Nothing to do: Airflow starts a killed task again after five seconds. A run ends after `sync.run_s`
-seconds, or when `ringsync.yaml` has changed; then the next run begins by itself. What was not told yet is told then.
+seconds, an hour at most, or when `ringsync.yaml` has changed; then the next run begins by itself. What was not told yet
+is told then.
 
 **When it fails.** The configuration is wrong, and never was right on this host. If it was, the last good one is used,
 and that is an alarm. A notifier that fails or cannot be made is tried again at each look, holds up no other, and

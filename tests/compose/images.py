@@ -83,7 +83,7 @@ def settings_of_this_machine(folder: Path) -> list[str]:
     mounts = {folder / "pip.conf": "/etc/pip.conf", folder / "uv.toml": "/etc/uv/uv.toml"}
     maven = Path.home() / ".m2" / "settings.xml"
     if maven.is_file():
-        mounts[maven] = "/root/.m2/settings.xml"
+        mounts[maven] = "/root/.m2/settings.xml"  # inside the container that builds, whose user is root
     for path in folder.iterdir():
         path.chmod(0o600)
     return [f"--volume={source}:{target}:ro" for source, target in mounts.items()]

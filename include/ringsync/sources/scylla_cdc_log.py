@@ -93,9 +93,9 @@ class ScyllaCdcLog(DataSource):  # type: ignore[misc]
         return from_arrow_schema(schema_for_spark(ERROR_ROWS if is_problems else CHANGE_ROWS))
 
     def reader(self, schema: StructType) -> ScyllaCdcLogReader:
-        options = checked(self.name(), self.options, OPTIONS, CHOICES)
         from ringsync.config import load_config
 
+        options = checked(self.name(), self.options, OPTIONS, CHOICES)
         for name in ("config", "table"):
             if name not in options:
                 raise OptionError(f"scylla_cdc_log needs the option {name}: .option({name!r}, …)")
